@@ -1,0 +1,1 @@
+"""streamsrv: a gRPC-first streaming inference server for language models."""
