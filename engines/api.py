@@ -11,6 +11,8 @@ from typing import ClassVar, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from engines.spec import ModelInfo
+
 IntArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]
 
@@ -141,8 +143,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def spec(self) -> ModelSpec:
-        """The model's shape."""
+    def model(self) -> ModelInfo:
+        """What the engine was made from."""
         ...
 
     def create_context(self) -> ExecutionContext:

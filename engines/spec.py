@@ -67,3 +67,39 @@ class ModelSpec:
         layer += 2 * head if self.qk_norm else 0
         tables = self.vocab_size * d * (1 if self.tied_embeddings else 2)
         return tables + self.num_layers * layer + d
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A checkpoint's tokenizer, in the one form that every later stage reads."""
+
+    tokenizer_json: str
+    """A Hugging Face `tokenizer.json`. Its post-processor adds what the model wants before a plain text
+    prompt (such as a beginning-of-sequence token) when asked to add special tokens."""
+    bos_token: str | None
+    eos_token: str | None
+    """The two texts that chat templates may mention."""
+    eos_token_ids: tuple[int, ...]
+    """Ids that end an output: end of text, of turn, of message; ascending."""
+    chat_template: str | None
+    """Jinja2 source, or None where the model is not for chat."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Everything known about a checkpoint without its weights."""
+
+    path: str
+    revision: str
+    """Hex SHA-256 of the weight files: the same weights have the same revision on every machine."""
+    size_bytes: int
+    """Size of the weight files."""
+    quantization: str
+    """How most weights are stored, such as "Q4_1" or "BF16"; for people."""
+    spec: ModelSpec
+    vocabulary: Vocabulary
+
+    @property
+    def name(self) -> str:
+        """The name that requests use unless the server's settings give another."""
+        return self.spec.name
