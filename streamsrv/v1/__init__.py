@@ -1,0 +1,1 @@
+"""Generated from proto/streamsrv/v1; see scripts/gen_proto."""
