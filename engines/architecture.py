@@ -1,0 +1,92 @@
+"""What a checkpoint must be to be supported, whichever format it is in."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from engines.api import CheckpointError
+from engines.spec import Family, ModelSpec
+from engines.tensors import tensor_shapes
+
+
+def family_of(architecture: str, known: Mapping[str, Family], path: Path) -> Family:
+    """Look up a format's name for an architecture.
+
+    Raises:
+        CheckpointError: it is not among the known ones; the message lists them.
+
+    """
+    try:
+        return known[architecture]
+    except KeyError:
+        allowed = ", ".join(known)
+        raise CheckpointError(
+            f"{path}: architecture {architecture!r} is not supported; supported are {allowed}"
+        ) from None
+
+
+def check_spec(spec: ModelSpec, path: Path) -> None:
+    """Check what the numbers of a spec must satisfy together.
+
+    Raises:
+        CheckpointError: they contradict each other.
+
+    """
+    if spec.num_heads % spec.num_kv_heads:
+        raise CheckpointError(
+            f"{path}: {spec.num_heads} attention heads cannot share {spec.num_kv_heads} key/value heads; "
+            "the first must be a multiple of the second"
+        )
+    if spec.head_dim % 2:
+        raise CheckpointError(f"{path}: heads of {spec.head_dim} numbers cannot be rotated; it must be even")
+
+
+def check_tensors(
+    spec: ModelSpec,
+    path: Path,
+    file_name: Callable[[str], str],
+    shapes: Mapping[str, tuple[int, ...]],
+    ignored: Callable[[str], bool],
+) -> dict[str, str]:
+    """Match the tensors of a file with those that the spec asks for.
+
+    Args:
+        spec: the model's shape.
+        path: for messages.
+        file_name: turns a name of `engines.tensors` into the file's.
+        shapes: every tensor of the file, by the file's names.
+        ignored: tells of a file's name whether the tensor does no harm if it is left out.
+
+    Returns:
+        The file's name of each tensor of the model, by its name in `engines.tensors`.
+
+    Raises:
+        CheckpointError: one is missing, has another shape, or is not known. A tensor that is not known
+            is an error because leaving it out, a bias for instance, would give wrong output.
+
+    """
+    names: dict[str, str] = {}
+    for name, shape in tensor_shapes(spec):
+        stored = file_name(name)
+        if stored not in shapes:
+            raise CheckpointError(f"{path}: tensor {stored!r} is missing; copy or download the model again")
+        if shapes[stored] != shape:
+            raise CheckpointError(
+                f"{path}: tensor {stored!r} has shape {list(shapes[stored])}, "
+                f"but the model's settings make it {list(shape)}"
+            )
+        names[name] = stored
+    used = set(names.values())
+    for stored in shapes:
+        if stored not in used and not ignored(stored):
+            raise CheckpointError(
+                f"{path}: tensor {stored!r} is not part of a {spec.family.value} model as supported here "
+                f"({_SUPPORTED[spec.family]})"
+            )
+    return names
+
+
+_SUPPORTED = {
+    Family.LLAMA: "dense, without biases",
+    Family.QWEN2: "dense, with biases on Q, K and V alone",
+    Family.QWEN3: "dense, with norms over query and key heads, without biases",
+}
