@@ -48,6 +48,7 @@ class BlockPool:
 
         Raises:
             AssertionError: a block is counted wrongly, or is free and owned at once.
+
         """
         counted = [0] * self.num_blocks
         for blocks in owners:

@@ -130,3 +130,9 @@ class ServerGoneError(StreamsrvError):
     """A client's view: the server cannot be reached, or answered with a status."""
 
     reason = "SERVER_GONE"
+
+
+class StreamCorruptError(StreamsrvError):
+    """A client's view: a stream broke the contract (a gap, a repetition, a message out of bounds)."""
+
+    reason = "STREAM_CORRUPT"

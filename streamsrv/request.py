@@ -31,6 +31,7 @@ class SamplingParams:
 
     Raises:
         InvalidRequestError: a value is out of its range; the field is named as in the request message.
+
     """
 
     temperature: float = 1.0
@@ -54,11 +55,11 @@ class SamplingParams:
         _require(
             0 < self.top_p <= 1, "sampling.top_p", f"must be above 0 and at most 1 (off), got {self.top_p:g}"
         )
+        _require(0 <= self.min_p <= 1, "sampling.min_p", f"must be from 0 (off) to 1, got {self.min_p:g}")
         _require(
-            0 <= self.min_p <= 1, "sampling.min_p", f"must be from 0 (off) to 1, got {self.min_p:g}"
-        )
-        _require(
-            self.seed is None or 0 <= self.seed < 2**64, "sampling.seed", f"must fit in 64 bits, got {self.seed}"
+            self.seed is None or 0 <= self.seed < 2**64,
+            "sampling.seed",
+            f"must fit in 64 bits, got {self.seed}",
         )
 
     @property
@@ -73,6 +74,7 @@ class StopConditions:
 
     Raises:
         InvalidRequestError: a value is out of its range; the field is named as in the request message.
+
     """
 
     max_tokens: int | None = None
@@ -130,6 +132,7 @@ class StreamOptions:
 
     Raises:
         InvalidRequestError: a value is out of its range; the field is named as in the request message.
+
     """
 
     codec: Codec = Codec.PLAIN
@@ -157,6 +160,7 @@ class GenerateRequest:
 
     Raises:
         InvalidRequestError: the id is too long or the prompt is empty.
+
     """
 
     request_id: str

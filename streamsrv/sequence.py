@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
-
-from streamsrv.detokenizer import Detokenizer
 from streamsrv.request import GenerateRequest
 
 
@@ -55,20 +52,13 @@ class Sequence:
     """
 
     def __init__(
-        self,
-        sequence_id: int,
-        request: GenerateRequest,
-        *,
-        max_tokens: int,
-        eos_token_ids: frozenset[int],
-        detokenizer: Detokenizer,
-        generator: np.random.Generator,
+        self, sequence_id: int, request: GenerateRequest, *, max_tokens: int, eos_token_ids: frozenset[int]
     ) -> None:
+        """`max_tokens` is the request's, or what the context leaves; `eos_token_ids` are the model's."""
         self.sequence_id = sequence_id
+        """Ascending in the order of arrival."""
         self.request = request
         self.max_tokens = max_tokens
-        self.detokenizer = detokenizer
-        self.generator = generator
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed = 0
@@ -76,7 +66,7 @@ class Sequence:
         self._status = SequenceStatus.WAITING
         stop = request.stop
         self.stop_token_ids = stop.stop_token_ids | (frozenset() if stop.ignore_eos else eos_token_ids)
-        """Tokens that end the output, and that must not be chosen before `min_tokens`."""
+        """Tokens that end the output, and must not be chosen before `min_tokens`."""
 
     @property
     def status(self) -> SequenceStatus:
@@ -100,10 +90,20 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens that are not in the cache yet; at least 1 while it runs."""
+        """Tokens that are not in the cache yet; at least 1 while it is not finished."""
         return len(self.token_ids) - self.num_computed
 
     @property
-    def may_stop(self) -> bool:
-        """Whether the next token may be one that ends the output."""
+    def may_stop_next(self) -> bool:
+        """Whether the next token may end the output by a stop."""
         return self.num_output_tokens + 1 > self.request.stop.min_tokens
+
+    def finish_by(self, token_id: int, matched_stop: str | None) -> Finish | None:
+        """How the output ends if the next token is `token_id` and completes `matched_stop`; None: it goes on."""
+        if token_id in self.stop_token_ids and self.may_stop_next:
+            return Finish(FinishReason.STOP, token_id)
+        if matched_stop is not None:
+            return Finish(FinishReason.STOP, matched_stop)
+        if self.num_output_tokens + 1 >= self.max_tokens:
+            return Finish(FinishReason.LENGTH)
+        return None

@@ -1,0 +1,177 @@
+"""Log elements ↔ messages, for both ends. The only file that knows zstd."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+
+import zstandard
+
+from streamsrv.errors import StreamCorruptError
+from streamsrv.request import Codec, OutputOptions
+from streamsrv.sequence import FinishReason
+from streamsrv.stream import Element, OutputEnd, StreamEnd, Token
+from streamsrv.v1 import inference_pb2 as pb
+
+MAX_TOKENS_PER_MESSAGE = 1024
+"""Keeps a message's raw size under MAX_RAW_BYTES: a token brings 256 bytes of text at most, besides what a
+stop text's beginning held back."""
+
+MAX_RAW_BYTES = 1 << 20
+"""The most that a message may decompress to, as the contract says."""
+
+# The contract allows a window of 128 KiB; a stream's text repeats itself at shorter range, and what a
+# context costs grows with the window: see README, "Bytes on the wire".
+_WINDOW_LOG = 13
+_MAX_WINDOW_BYTES = 1 << 17
+_LEVEL = 3
+# Below this size a message goes plain: the flushed block's header eats what compressing gains.
+_MIN_COMPRESSED_BYTES = 24
+
+CODEC_TO_PB = {Codec.PLAIN: pb.CODEC_PLAIN, Codec.ZSTD: pb.CODEC_ZSTD}
+CODEC_FROM_PB = {number: codec for codec, number in CODEC_TO_PB.items()}
+FINISH_REASON_TO_PB = {
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
+}
+
+
+class ChunkEncoder:
+    """Turns pieces of a log into the messages of one call, through one zstd frame."""
+
+    def __init__(self, stream_id: str, codec: Codec, output: OutputOptions) -> None:
+        self._stream_id = stream_id
+        self._output = output
+        self._compressor: zstandard.ZstdCompressionObj | None = None
+        if codec is Codec.ZSTD:
+            parameters = zstandard.ZstdCompressionParameters.from_level(
+                _LEVEL, window_log=_WINDOW_LOG, hash_log=_WINDOW_LOG - 3, chain_log=_WINDOW_LOG - 3
+            )
+            self._compressor = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+
+    def encode(self, position: int, elements: Seq[Element]) -> pb.GenerateResponse:
+        """The message for `elements`, the first of which stands at `position`.
+
+        Every element must be encoded once, in order: a zstd frame cannot skip a message.
+        """
+        assert len(elements) <= MAX_TOKENS_PER_MESSAGE
+        events = pb.EventList(events=_events(elements, self._output))
+        response = pb.GenerateResponse(stream_id=self._stream_id, seq=position)
+        if self._compressor is not None:
+            raw = events.SerializeToString()
+            if len(raw) >= _MIN_COMPRESSED_BYTES:
+                compressor = self._compressor
+                response.zstd_events = compressor.compress(raw) + compressor.flush(
+                    zstandard.COMPRESSOBJ_FLUSH_BLOCK
+                )
+                return response
+        response.events.CopyFrom(events)
+        return response
+
+
+class ChunkDecoder:
+    """Reads the messages of one call, and sees to it that nothing is missing, repeated or out of order."""
+
+    def __init__(self) -> None:
+        self._next_position: int | None = None
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()
+
+    @property
+    def next_position(self) -> int | None:
+        """The position that the next message must have; None before the first message."""
+        return self._next_position
+
+    def decode(self, response: pb.GenerateResponse) -> pb.EventList:
+        """The events of a message; none for a StreamStart, or for a payload of a later version.
+
+        Raises:
+            StreamCorruptError: the message does not follow on the one before, or cannot be decompressed
+                within the contract's bounds.
+
+        """
+        kind = response.WhichOneof("payload")
+        if kind == "start" or self._next_position is None:
+            self._next_position = response.seq
+        if response.seq != self._next_position:
+            raise StreamCorruptError(
+                f"stream {response.stream_id} jumped to position {response.seq}, expected {self._next_position}"
+            )
+        if kind == "events":
+            events = response.events
+        elif kind == "zstd_events":
+            events = pb.EventList.FromString(self._decompress(response.zstd_events))
+        else:
+            events = pb.EventList()
+        for event in events.events:
+            self._next_position += event.num_positions if event.HasField("num_positions") else 1
+        return events
+
+    def _decompress(self, data: bytes) -> bytes:
+        # decompressobj has no bound on its output. Four bytes can stand for a block of one window, so eight
+        # at a time overshoot the bound by no more than two or three windows.
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            for begin in range(0, len(data), 8):
+                piece = self._decompressor.decompress(data[begin : begin + 8])
+                size += len(piece)
+                if size > MAX_RAW_BYTES:
+                    raise StreamCorruptError(
+                        f"a message of {len(data)} bytes decompresses to more than {MAX_RAW_BYTES}"
+                    )
+                pieces.append(piece)
+        except zstandard.ZstdError as error:
+            raise StreamCorruptError(f"a message cannot be decompressed: {error}") from error
+        return b"".join(pieces)
+
+
+def _events(elements: Seq[Element], output: OutputOptions) -> Iterator[pb.Event]:
+    run: list[Token] = []
+    for element in elements:
+        if isinstance(element, Token) and (not run or run[0].output_index == element.output_index):
+            run.append(element)
+            continue
+        if run:
+            yield _token_run(run, output)
+            run = []
+        if isinstance(element, Token):
+            run = [element]
+        elif isinstance(element, OutputEnd):
+            yield _output_end(element, output)
+        else:
+            yield _stream_end(element)
+    if run:
+        yield _token_run(run, output)
+
+
+def _token_run(run: Seq[Token], output: OutputOptions) -> pb.Event:
+    tokens = pb.TokenRun(output_index=run[0].output_index)
+    if output.token_ids:
+        tokens.token_ids.extend([token.token_id for token in run])
+    if output.text:
+        tokens.text = "".join([token.text for token in run])
+        if output.text_lengths:
+            tokens.text_lengths.extend([len(token.text.encode()) for token in run])
+    return pb.Event(num_positions=len(run) if len(run) > 1 else None, tokens=tokens)
+
+
+def _output_end(end: OutputEnd, output: OutputOptions) -> pb.Event:
+    matched = end.finish.matched
+    return pb.Event(
+        output_end=pb.OutputEnd(
+            output_index=end.output_index,
+            finish_reason=FINISH_REASON_TO_PB[end.finish.reason],
+            text=end.finish.text if output.text else "",
+            matched_token_id=matched if isinstance(matched, int) else None,
+            matched_stop=matched if isinstance(matched, str) else None,
+        )
+    )
+
+
+def _stream_end(end: StreamEnd) -> pb.Event:
+    return pb.Event(
+        stream_end=pb.StreamEnd(
+            usage=pb.Usage(
+                num_prompt_tokens=end.num_prompt_tokens, num_completion_tokens=end.num_completion_tokens
+            )
+        )
+    )

@@ -1,0 +1,293 @@
+"""One context, one scheduler, one thread."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+
+from engines.api import CacheSpec, Engine, ExecutionContext, StreamsrvError
+from streamsrv.detokenizer import Detokenizer
+from streamsrv.errors import DeadlinePassedError, StoppedError, WorkerLostError
+from streamsrv.sampling import RowSampling, sample
+from streamsrv.scheduler import Scheduler, Step
+from streamsrv.sequence import Finish, FinishReason, Sequence, SequenceStatus
+from streamsrv.stream import OutputEnd, StreamEnd, StreamLog, Token
+
+log = logging.getLogger(__name__)
+
+_FIRST_RESTART_S = 0.5
+_LONGEST_RESTART_S = 30.0
+
+
+class WorkerState(Enum):
+    """Whether a worker takes steps."""
+
+    STARTING = "starting"
+    """Its context is being made."""
+    READY = "ready"
+    FAILED = "failed"
+    """Its context is lost; a new one will be made after a pause."""
+    STOPPED = "stopped"
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """A sequence with what it takes to turn its logits into a stream."""
+
+    sequence: Sequence
+    detokenizer: Detokenizer
+    generator: np.random.Generator
+    log: StreamLog
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its blocks are free and its log has ended."""
+
+    @property
+    def usage(self) -> StreamEnd:
+        """What it has cost so far."""
+        return StreamEnd(self.sequence.num_prompt_tokens, self.sequence.num_output_tokens)
+
+    def row_sampling(self) -> RowSampling:
+        """How its next row of logits becomes a token."""
+        sequence = self.sequence
+        banned = () if sequence.may_stop_next else tuple(sequence.stop_token_ids)
+        return RowSampling(sequence.request.sampling, self.generator, banned)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What a step brought to one job."""
+
+    job: Job
+    token_id: int
+    text: str
+    finish: Finish | None
+
+
+class Worker:
+    """Steps a context on a thread of its own, and feeds the logs of its jobs from the loop.
+
+    All methods are for the loop's thread. Between two steps everything that arrived is applied; while a
+    step is in flight the scheduler's running sequences are left alone.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        clock: Callable[[], float],
+        on_state: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`clock` gives seconds; `on_state` is called whenever `state` has changed."""
+        self._engine = engine
+        self._max_running = max_running
+        self._max_step_tokens = max_step_tokens
+        self._clock = clock
+        self._on_state = on_state
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="streamsrv-worker")
+        self._context: ExecutionContext | None = None
+        self._scheduler: Scheduler | None = None
+        self._jobs: dict[int, Job] = {}  # by sequence id: every job that has not ended
+        self._to_abort: list[tuple[Job, StreamsrvError | None]] = []
+        self._wake = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._state = WorkerState.STARTING
+        self._num_steps = 0
+
+    @property
+    def state(self) -> WorkerState:
+        """Whether it takes steps."""
+        return self._state
+
+    @property
+    def cache(self) -> CacheSpec:
+        """The size of the context's cache; known once it has been ready."""
+        assert self._context is not None, "the worker is not ready"
+        return self._context.cache
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that have not ended."""
+        return len(self._jobs)
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that own no blocks."""
+        return self._scheduler.num_waiting if self._scheduler else 0
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken since the start."""
+        return self._num_steps
+
+    def check_integrity(self) -> None:
+        """Hold the books against each other; for tests and idle moments."""
+        if self._scheduler is not None:
+            self._scheduler.check_integrity()
+            assert self._scheduler.num_waiting + self._scheduler.num_running == len(self._jobs)
+
+    def submit(self, job: Job) -> None:
+        """Queue a job.
+
+        Raises:
+            WorkerLostError: the worker has no context now.
+
+        """
+        if self._scheduler is None or self._state is not WorkerState.READY:
+            raise WorkerLostError("it is being restarted")
+        self._jobs[job.sequence.sequence_id] = job
+        self._scheduler.add(job.sequence)
+        self._wake.set()
+
+    def abort(self, job: Job, error: StreamsrvError | None = None) -> None:
+        """End a job within a step: with FinishReason.CANCELLED, or with an error. Nothing if it has ended."""
+        if job.done.is_set():
+            return
+        if job.sequence.status is SequenceStatus.WAITING:
+            self._end(job, error or Finish(FinishReason.CANCELLED))
+        else:
+            self._to_abort.append((job, error))
+            self._wake.set()
+
+    async def wait_ready(self) -> None:
+        """Wait until it takes steps."""
+        await self._ready.wait()
+
+    async def run(self) -> None:
+        """Make the context and take steps until cancelled; a lost context is made again after a pause.
+
+        Raises:
+            StreamsrvError: the first context could not be made.
+
+        """
+        pause_s = _FIRST_RESTART_S
+        try:
+            while True:
+                try:
+                    await self._serve()
+                except Exception as error:
+                    if not self._ready.is_set():
+                        raise
+                    self._lose(error)
+                    log.exception("a worker's step failed; it restarts in %g s", pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_RESTART_S)
+        finally:
+            self._set_state(WorkerState.STOPPED)
+            self._end_all(StoppedError())
+            self._thread.shutdown(wait=True)
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._set_state(WorkerState.STARTING)
+        try:
+            context = await loop.run_in_executor(self._thread, self._engine.create_context)
+            self._context = context
+            scheduler = self._scheduler = Scheduler(
+                context.cache, max_running=self._max_running, max_step_tokens=self._max_step_tokens
+            )
+            self._set_state(WorkerState.READY)
+            self._ready.set()
+            while True:
+                self._apply_aborts()
+                self._drop_expired()
+                step = scheduler.schedule()
+                if step is None:
+                    self._wake.clear()
+                    await self._wake.wait()
+                    continue
+                jobs = [self._jobs[s.sequence_id] for s in step.sampled]
+                sampled = await self._in_thread(_take_step, context, step, jobs)
+                self._num_steps += 1
+                self._book(scheduler, step, sampled)
+        finally:
+            # A step in flight ends before the context is closed: one thread does both.
+            if self._context is not None:
+                self._thread.submit(self._context.close)
+
+    async def _in_thread(
+        self,
+        function: Callable[[ExecutionContext, Step, list[Job]], list[_Sampled]],
+        context: ExecutionContext,
+        step: Step,
+        jobs: list[Job],
+    ) -> list[_Sampled]:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, function, context, step, jobs)
+
+    def _book(self, scheduler: Scheduler, step: Step, sampled: Iterable[_Sampled]) -> None:
+        sampled = list(sampled)
+        scheduler.update(step, [s.token_id for s in sampled])
+        for s in sampled:
+            token = Token(0, s.token_id, s.text)
+            if s.finish is None:
+                s.job.log.append(token)
+            else:
+                self._end(s.job, s.finish, token)
+
+    def _apply_aborts(self) -> None:
+        aborts, self._to_abort = self._to_abort, []
+        for job, error in aborts:
+            if not job.done.is_set():
+                self._end(job, error or Finish(FinishReason.CANCELLED, text=job.detokenizer.flush()))
+
+    def _drop_expired(self) -> None:
+        now = self._clock()
+        expired = [
+            job
+            for job in self._jobs.values()
+            if job.sequence.request.deadline_s is not None and job.sequence.request.deadline_s <= now
+        ]
+        for job in expired:
+            started = job.sequence.num_output_tokens > 0
+            self._end(job, DeadlinePassedError(started=started))
+
+    def _end(self, job: Job, how: Finish | StreamsrvError, last: Token | None = None) -> None:
+        """The one place where a job ends: blocks first, then the reader is told."""
+        if self._scheduler is not None:
+            self._scheduler.finish(job.sequence)
+        del self._jobs[job.sequence.sequence_id]
+        tokens = [last] if last else []
+        if isinstance(how, Finish):
+            job.log.append(*tokens, OutputEnd(0, how), job.usage)
+        else:
+            job.log.fail(how)
+        job.done.set()
+
+    def _end_all(self, error: StreamsrvError) -> None:
+        for job in list(self._jobs.values()):
+            self._end(job, error)
+        self._to_abort.clear()
+
+    def _lose(self, error: Exception) -> None:
+        self._end_all(WorkerLostError(str(error) or type(error).__name__))
+        self._scheduler = None
+        self._context = None
+        self._set_state(WorkerState.FAILED)
+
+    def _set_state(self, state: WorkerState) -> None:
+        self._state = state
+        with contextlib.suppress(RuntimeError):  # the loop may be closing
+            self._on_state()
+
+
+def _take_step(context: ExecutionContext, step: Step, jobs: list[Job]) -> list[_Sampled]:
+    """Compute, sample and detokenise; on the worker's thread."""
+    result = context.step(step.batch)
+    token_ids = sample(result.logits, [job.row_sampling() for job in jobs])
+    return [_accept(job, token_id) for job, token_id in zip(jobs, token_ids, strict=True)]
+
+
+def _accept(job: Job, token_id: int) -> _Sampled:
+    sequence, detokenizer = job.sequence, job.detokenizer
+    text = detokenizer.push(token_id)
+    finish = sequence.finish_by(token_id, detokenizer.matched_stop)
+    if finish is not None:
+        finish = Finish(finish.reason, finish.matched, detokenizer.flush())
+    return _Sampled(job, token_id, text, finish)
