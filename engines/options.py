@@ -1,0 +1,73 @@
+"""How to make a model run: the settings that every engine understands."""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+
+class WeightFormat(Enum):
+    """How an engine holds the weight matrices; norms and biases are always float32."""
+
+    INT8 = "int8"
+    """8-bit integers with one float scale per output channel."""
+    BF16 = "bf16"
+    FLOAT32 = "float32"
+    """Exactly the checkpoint's values."""
+
+
+class Precision(Enum):
+    """In what an engine computes the activations."""
+
+    AUTO = "auto"
+    """The fastest that the processor has in hardware."""
+    BF16 = "bf16"
+    F32 = "f32"
+    """float32 throughout; with float32 weights and an f32 cache the exact mode that tests compare."""
+
+
+class CacheType(Enum):
+    """In what an engine keeps keys and values."""
+
+    AUTO = "auto"
+    """The engine's choice, by speed and accuracy."""
+    U8 = "u8"
+    BF16 = "bf16"
+    F16 = "f16"
+    F32 = "f32"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Settings of an engine, valid by construction.
+
+    Raises:
+        ValueError: a number is out of its range; the message names the field.
+
+    """
+
+    weights: WeightFormat = WeightFormat.INT8
+    precision: Precision = Precision.AUTO
+    cache_type: CacheType = CacheType.AUTO
+    num_threads: int | None = None
+    """Threads that compute; None is as many as the processors this process may use."""
+    cache_gib: float | None = None
+    """Memory of each context's key/value cache in GiB; None derives it from the memory this process may
+    use and from what the model can need."""
+    max_context: int | None = None
+    """Most tokens of one sequence; None is the model's own context length, which it can only lower."""
+    cache_folder: Path | None = None
+    """Where prepared models are kept; None is the user's cache folder."""
+    cache_folder_gib: float = 20.0
+    """Size that the prepared models may reach before the least recently used are removed."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        if self.num_threads is not None and self.num_threads < 1:
+            raise ValueError(f"num_threads is {self.num_threads}; it must be at least 1")
+        if self.max_context is not None and self.max_context < 1:
+            raise ValueError(f"max_context is {self.max_context}; it must be at least 1 token")
+        if self.cache_gib is not None and not (math.isfinite(self.cache_gib) and self.cache_gib > 0):
+            raise ValueError(f"cache_gib is {self.cache_gib}; it must be a number above 0")
+        if not (math.isfinite(self.cache_folder_gib) and self.cache_folder_gib >= 0):
+            raise ValueError(f"cache_folder_gib is {self.cache_folder_gib}; it must be 0 or above")

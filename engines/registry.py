@@ -1,0 +1,62 @@
+"""The engines by name."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from engines.api import Engine, EngineError
+from engines.checkpoint import open_checkpoint
+from engines.options import EngineOptions
+from engines.spec import ModelInfo
+
+Progress = Callable[[str, float], None]
+
+
+def _open_openvino(path: Path, options: EngineOptions, progress: Progress) -> Engine:
+    from engines.ov import open_openvino
+
+    return open_openvino(path, options, progress)
+
+
+# Each opener imports its engine's module, and so its package, only when called.
+_OPENERS: Mapping[str, Callable[[Path, EngineOptions, Progress], Engine]] = {
+    "openvino": _open_openvino,
+}
+
+AUTO = "auto"
+ENGINE_NAMES = (AUTO, *_OPENERS)
+"""What `open_engine` takes."""
+
+
+def open_engine(
+    name: str, model_path: Path, options: EngineOptions, progress: Progress | None = None
+) -> Engine:
+    """Make a model ready to run on an engine.
+
+    Args:
+        name: one of ENGINE_NAMES; "auto" is the best engine of this machine.
+        model_path: a GGUF file or a Hugging Face folder.
+        options: the settings.
+        progress: called with a phase's name and the fraction of it done.
+
+    Raises:
+        CheckpointError: the path holds no supported model.
+        EngineNotInstalledError: the engine's package is missing.
+        EngineError: there is no such engine, or it cannot run the model.
+
+    """
+    chosen = "openvino" if name == AUTO else name
+    opener = _OPENERS.get(chosen)
+    if opener is None:
+        raise EngineError(f"there is no engine {name!r}; the engines are {', '.join(ENGINE_NAMES)}")
+    return opener(model_path, options, progress or (lambda _phase, _done: None))
+
+
+def inspect_model(path: Path) -> ModelInfo:
+    """Describe what a path holds, without preparing it.
+
+    Raises:
+        CheckpointError: the path holds no supported model.
+
+    """
+    with open_checkpoint(path) as checkpoint:
+        return checkpoint.info
