@@ -86,14 +86,14 @@ class ChunkDecoder:
         Raises:
             StreamCorruptError: the message does not follow on the one before, or cannot be decompressed
                 within the contract's bounds.
-
         """
         kind = response.WhichOneof("payload")
         if kind == "start" or self._next_position is None:
             self._next_position = response.seq
         if response.seq != self._next_position:
             raise StreamCorruptError(
-                f"stream {response.stream_id} jumped to position {response.seq}, expected {self._next_position}"
+                f"stream {response.stream_id} jumped to position {response.seq}, "
+                f"expected {self._next_position}"
             )
         if kind == "events":
             events = response.events
@@ -155,16 +155,17 @@ def _token_run(run: Seq[Token], output: OutputOptions) -> pb.Event:
 
 
 def _output_end(end: OutputEnd, output: OutputOptions) -> pb.Event:
-    matched = end.finish.matched
-    return pb.Event(
-        output_end=pb.OutputEnd(
-            output_index=end.output_index,
-            finish_reason=FINISH_REASON_TO_PB[end.finish.reason],
-            text=end.finish.text if output.text else "",
-            matched_token_id=matched if isinstance(matched, int) else None,
-            matched_stop=matched if isinstance(matched, str) else None,
-        )
+    message = pb.OutputEnd(
+        output_index=end.output_index,
+        finish_reason=FINISH_REASON_TO_PB[end.finish.reason],
+        text=end.finish.text if output.text else "",
     )
+    matched = end.finish.matched
+    if isinstance(matched, str):
+        message.matched_stop = matched
+    elif matched is not None:
+        message.matched_token_id = matched
+    return pb.Event(output_end=message)
 
 
 def _stream_end(end: StreamEnd) -> pb.Event:

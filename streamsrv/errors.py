@@ -126,10 +126,28 @@ class NotSupportedError(StreamsrvError):
     reason = "NOT_SUPPORTED"
 
 
-class ServerGoneError(StreamsrvError):
-    """A client's view: the server cannot be reached, or answered with a status."""
+class CallFailedError(StreamsrvError):
+    """A client's view: a call ended with a status that is not OK."""
 
-    reason = "SERVER_GONE"
+    reason = "CALL_FAILED"
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        server_reason: str = "",
+        violations: tuple[FieldViolation, ...] = (),
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        """The status code's name, such as "UNAVAILABLE"."""
+        self.server_reason = server_reason
+        """`google.rpc.ErrorInfo.reason`; empty where the server did not get to say it."""
+        self.violations = violations
+        self.retry_after_s = retry_after_s
+        """How long the server asks to wait before trying again, in seconds."""
 
 
 class StreamCorruptError(StreamsrvError):

@@ -95,6 +95,11 @@ class WorkerPool:
         return not self._draining and any(w.state is WorkerState.READY for w in self._workers)
 
     @property
+    def num_workers(self) -> int:
+        """Workers, whatever their state."""
+        return len(self._workers)
+
+    @property
     def num_streams(self) -> int:
         """Streams that live."""
         return len(self._registry)
@@ -121,13 +126,12 @@ class WorkerPool:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(worker.run()) for worker in self._workers]
-                ready = asyncio.gather(*(worker.wait_ready() for worker in self._workers))
-                await asyncio.wait([ready, *tasks], return_when=asyncio.FIRST_COMPLETED)
                 try:
-                    if ready.done():
-                        yield
+                    # If a worker fails before it is ready, the group cancels this wait.
+                    for worker in self._workers:
+                        await worker.wait_ready()
+                    yield
                 finally:
-                    ready.cancel()
                     for task in tasks:
                         task.cancel()
         except BaseExceptionGroup as errors:
@@ -234,7 +238,7 @@ class WorkerPool:
             raise PromptTooLongError(
                 FieldViolation(
                     "prompt",
-                    f"has {prompt} tokens; prompt and output together may have {limit}, so at most {limit - 1}",
+                    f"has {prompt} tokens; prompt and its output together may have {limit}",
                 )
             )
         room = limit - prompt

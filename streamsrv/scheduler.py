@@ -1,7 +1,6 @@
 """Which tokens are computed in the next step. Synchronous and pure: no clock, thread or engine in here."""
 
 from collections import deque
-from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -42,9 +41,10 @@ class Scheduler:
     There is no prefill or decode phase: each sequence's computed tokens catch up with its tokens.
     Running sequences come first, those that need one token before those in the middle of a prompt, so a
     long prompt fills what the budget leaves and never holds up a running stream for longer than a step.
-    Sequences start in the order of arrival; one starts when its prompt's first piece fits. When blocks run
-    out, the youngest gives its own back and waits at the head of the queue; its tokens stay, are computed
-    again, and its reader sees a pause and nothing else.
+    Sequences start in the order of arrival, each when the blocks for the tokens that it has are free;
+    those for its output it takes as it goes. When blocks run out, the youngest gives its own back and
+    waits at the head of the queue; its tokens stay, are computed again, and its reader sees a pause and
+    nothing else.
     """
 
     def __init__(self, cache: CacheSpec, *, max_running: int, max_step_tokens: int) -> None:
@@ -87,10 +87,6 @@ class Scheduler:
         """Whether a step would compute anything."""
         return bool(self._waiting or self._running)
 
-    def __iter__(self) -> Iterable[Sequence]:  # type: ignore[override]
-        yield from self._running
-        yield from self._waiting
-
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence.
 
@@ -127,14 +123,14 @@ class Scheduler:
             budget -= num_new
         while self._waiting and budget > 0 and len(self._running) < self._max_running:
             sequence = self._waiting[0]
-            num_new = min(sequence.num_uncomputed, budget)
-            blocks = self._pool.allocate(self._blocks_for(num_new))
+            blocks = self._pool.allocate(self._blocks_for(sequence.num_tokens))
             if blocks is None:
                 break
             self._waiting.popleft()
             sequence.block_ids = blocks
             sequence.move_to(SequenceStatus.RUNNING)
             self._insert_running(sequence)
+            num_new = min(sequence.num_uncomputed, budget)
             parts.append(_part(sequence, num_new))
             budget -= num_new
         return Step(tuple(parts), _batch(parts)) if parts else None

@@ -99,7 +99,7 @@ class Sequence:
         return self.num_output_tokens + 1 > self.request.stop.min_tokens
 
     def finish_by(self, token_id: int, matched_stop: str | None) -> Finish | None:
-        """How the output ends if the next token is `token_id` and completes `matched_stop`; None: it goes on."""
+        """How the output ends with `token_id`, which completes `matched_stop`; None if it goes on."""
         if token_id in self.stop_token_ids and self.may_stop_next:
             return Finish(FinishReason.STOP, token_id)
         if matched_stop is not None:

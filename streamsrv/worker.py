@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import Enum
@@ -91,7 +91,7 @@ class Worker:
         self._clock = clock
         self._on_state = on_state
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="streamsrv-worker")
-        self._context: ExecutionContext | None = None
+        self._cache: CacheSpec | None = None
         self._scheduler: Scheduler | None = None
         self._jobs: dict[int, Job] = {}  # by sequence id: every job that has not ended
         self._to_abort: list[tuple[Job, StreamsrvError | None]] = []
@@ -108,8 +108,8 @@ class Worker:
     @property
     def cache(self) -> CacheSpec:
         """The size of the context's cache; known once it has been ready."""
-        assert self._context is not None, "the worker is not ready"
-        return self._context.cache
+        assert self._cache is not None, "the worker was never ready"
+        return self._cache
 
     @property
     def num_jobs(self) -> int:
@@ -169,12 +169,15 @@ class Worker:
         pause_s = _FIRST_RESTART_S
         try:
             while True:
+                began_s = self._clock()
                 try:
                     await self._serve()
                 except Exception as error:
                     if not self._ready.is_set():
                         raise
                     self._lose(error)
+                    if self._clock() - began_s > 2 * _LONGEST_RESTART_S:
+                        pause_s = _FIRST_RESTART_S
                     log.exception("a worker's step failed; it restarts in %g s", pause_s)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_RESTART_S)
@@ -186,9 +189,9 @@ class Worker:
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
         self._set_state(WorkerState.STARTING)
+        context = await loop.run_in_executor(self._thread, self._engine.create_context)
         try:
-            context = await loop.run_in_executor(self._thread, self._engine.create_context)
-            self._context = context
+            self._cache = context.cache
             scheduler = self._scheduler = Scheduler(
                 context.cache, max_running=self._max_running, max_step_tokens=self._max_step_tokens
             )
@@ -203,26 +206,14 @@ class Worker:
                     await self._wake.wait()
                     continue
                 jobs = [self._jobs[s.sequence_id] for s in step.sampled]
-                sampled = await self._in_thread(_take_step, context, step, jobs)
+                sampled = await loop.run_in_executor(self._thread, _take_step, context, step, jobs)
                 self._num_steps += 1
                 self._book(scheduler, step, sampled)
         finally:
             # A step in flight ends before the context is closed: one thread does both.
-            if self._context is not None:
-                self._thread.submit(self._context.close)
+            self._thread.submit(context.close)
 
-    async def _in_thread(
-        self,
-        function: Callable[[ExecutionContext, Step, list[Job]], list[_Sampled]],
-        context: ExecutionContext,
-        step: Step,
-        jobs: list[Job],
-    ) -> list[_Sampled]:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, function, context, step, jobs)
-
-    def _book(self, scheduler: Scheduler, step: Step, sampled: Iterable[_Sampled]) -> None:
-        sampled = list(sampled)
+    def _book(self, scheduler: Scheduler, step: Step, sampled: list[_Sampled]) -> None:
         scheduler.update(step, [s.token_id for s in sampled])
         for s in sampled:
             token = Token(0, s.token_id, s.text)
@@ -268,7 +259,6 @@ class Worker:
     def _lose(self, error: Exception) -> None:
         self._end_all(WorkerLostError(str(error) or type(error).__name__))
         self._scheduler = None
-        self._context = None
         self._set_state(WorkerState.FAILED)
 
     def _set_state(self, state: WorkerState) -> None:

@@ -1,0 +1,212 @@
+"""The server's settings: one frozen object, composed once.
+
+A flag wins over a `STREAMSRV_*` variable, that over the TOML file, that over the default.
+"""
+
+import ipaddress
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from engines.options import CacheType, EngineOptions, Precision, WeightFormat
+from streamsrv.errors import SettingsError
+
+ENV_PREFIX = "STREAMSRV_"
+CONFIG_VARIABLE = "STREAMSRV_CONFIG"
+"""Names the TOML file, as the flag --config does."""
+CLIENT_VARIABLE = "STREAMSRV_SERVER"
+"""Names the server for commands that call one, as their flag --server does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host and a port to listen on or to call."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> "Address":
+        """Read HOST:PORT, with an IPv6 host in brackets.
+
+        Raises:
+            SettingsError: it is not of that form; `name` is mentioned.
+        """
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isdecimal() or int(port) > 65535:
+            raise SettingsError(
+                f"{name} is {text!r}; it must be HOST:PORT with a port from 0 to 65535, "
+                "such as 127.0.0.1:50051 or [::1]:50051"
+            )
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. The description of a field is its help text."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", protected_namespaces=(), validate_default=True
+    )
+
+    model: str = Field("demo", description="a GGUF file, a Hugging Face folder, or 'demo'")
+    model_name: str | None = Field(
+        None, min_length=1, description="what requests call the model; default: the checkpoint's own name"
+    )
+    engine: str = Field("auto", description="what computes; 'auto' takes the fastest that this machine has")
+    listen: str = Field("127.0.0.1:50051", description="HOST:PORT; port 0 takes a free one")
+    allow_plaintext: bool = Field(
+        False, description="allow listening beyond loopback without TLS: anyone who reaches the port can call"
+    )
+    workers: int = Field(1, ge=1, le=64, description="workers, each with a context and a cache of its own")
+    max_running: int = Field(64, ge=1, le=4096, description="outputs computed at the same time, per worker")
+    max_waiting: int = Field(256, ge=0, description="requests that may wait behind them, per worker")
+    max_step_tokens: int = Field(
+        512,
+        ge=1,
+        description="tokens computed in one step; more is faster for prompts, less is smoother for streams",
+    )
+    max_context: int | None = Field(
+        None, ge=2, description="most tokens of a prompt and its output; default: the model's context"
+    )
+    weights: WeightFormat = Field(WeightFormat.INT8, description="how weights are held")
+    precision: Precision = Field(Precision.AUTO, description="in what activations are computed")
+    kv_cache_type: CacheType = Field(CacheType.AUTO, description="in what keys and values are kept")
+    kv_cache_gib: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="memory of a worker's key/value cache in GiB; default: from the memory at hand",
+    )
+    threads: int | None = Field(
+        None, ge=1, description="threads that compute; default: the processors this process may use"
+    )
+    cache_dir: Path | None = Field(
+        None, description="where prepared models are kept; default: the user's cache folder"
+    )
+    cache_dir_gib: float = Field(
+        20.0, ge=0, allow_inf_nan=False, description="size that they may reach before the oldest are removed"
+    )
+    drain_grace_s: float = Field(
+        30.0, ge=0, le=3600, description="seconds that live streams get to finish after SIGTERM"
+    )
+    max_message_mib: int = Field(16, ge=1, le=1024, description="largest request message in MiB")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
+    script_text: str | None = Field(
+        None, min_length=1, description="engine 'scripted' only: the text it replays to every request"
+    )
+    script_step_ms: float = Field(
+        0.0, ge=0, le=60_000, description="engine 'scripted' only: milliseconds that a step takes"
+    )
+
+    @property
+    def address(self) -> Address:
+        """Where to listen."""
+        return Address.parse(self.listen, "--listen")
+
+    @property
+    def engine_options(self) -> EngineOptions:
+        """What of it concerns the engine."""
+        return EngineOptions(
+            weights=self.weights,
+            precision=self.precision,
+            cache_type=self.kv_cache_type,
+            num_threads=self.threads,
+            cache_gib=self.kv_cache_gib,
+            max_context=self.max_context,
+            cache_folder=self.cache_dir,
+            cache_folder_gib=self.cache_dir_gib,
+        )
+
+
+def load_settings(flags: Mapping[str, Any], config_file: Path | None = None) -> Settings:
+    """Compose the settings from flags (by field name), `STREAMSRV_*` variables and a TOML file.
+
+    Raises:
+        SettingsError: a value, a name or the file is wrong; all that is wrong is said at once.
+    """
+    if config_file is None and os.environ.get(CONFIG_VARIABLE):
+        config_file = Path(os.environ[CONFIG_VARIABLE])
+    _refuse_unknown_variables()
+
+    class Composed(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            del dotenv_settings, file_secret_settings
+            if config_file is None:
+                return init_settings, env_settings
+            return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, config_file)
+
+    if config_file is not None and not config_file.is_file():
+        raise SettingsError(f"the settings file {config_file} does not exist")
+    try:
+        settings = Composed(**flags)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{config_file} is not valid TOML: {error}") from None
+    except OSError as error:
+        raise SettingsError(f"cannot read {config_file}: {error.strerror}") from None
+    except ValidationError as error:
+        raise SettingsError("; ".join(_describe(e, config_file) for e in error.errors())) from None
+    _check_together(settings)
+    return settings
+
+
+def _check_together(settings: Settings) -> None:
+    if settings.max_step_tokens < settings.max_running:
+        raise SettingsError(
+            f"--max-step-tokens is {settings.max_step_tokens}; it must be at least --max-running "
+            f"({settings.max_running}), so that every running output gets a token in a step"
+        )
+    if not settings.address.is_loopback and not settings.allow_plaintext:
+        raise SettingsError(
+            f"--listen {settings.listen} is reachable from other machines, and there is no TLS: listen on "
+            "127.0.0.1, or add --allow-plaintext where the network is trusted"
+        )
+
+
+def _refuse_unknown_variables() -> None:
+    known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
+    known |= {CONFIG_VARIABLE, CLIENT_VARIABLE}
+    for variable in sorted(os.environ):
+        if variable.startswith(ENV_PREFIX) and variable not in known:
+            raise SettingsError(f"unknown variable {variable}; known: {', '.join(sorted(known))}")
+
+
+def _describe(error: Any, config_file: Path | None) -> str:  # a TypedDict that pydantic does not export
+    name = str(error["loc"][0]) if error["loc"] else ""
+    if error["type"] == "extra_forbidden":
+        return f"unknown setting {name!r} in {config_file}; known: {', '.join(Settings.model_fields)}"
+    flag = "--" + name.replace("_", "-")
+    message = error["msg"].replace("Input should", "it must").replace("should have", "must have")
+    return f"{flag} (or {ENV_PREFIX}{name.upper()}) is {error['input']!r}: {message}"

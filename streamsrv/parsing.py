@@ -1,0 +1,177 @@
+"""Messages → domain requests. A bad field is refused here, with its name, and nowhere later."""
+
+import asyncio
+from collections.abc import Sequence as Seq
+
+from streamsrv.chat import ChatMessage
+from streamsrv.chunks import CODEC_FROM_PB
+from streamsrv.errors import FieldViolation, InvalidRequestError
+from streamsrv.request import (
+    Codec,
+    GenerateRequest,
+    OutputOptions,
+    SamplingParams,
+    StopConditions,
+    StreamOptions,
+)
+from streamsrv.tokenizer import Tokenizer
+from streamsrv.v1 import inference_pb2 as pb
+
+_ROLES = {
+    pb.ROLE_SYSTEM: "system",
+    pb.ROLE_USER: "user",
+    pb.ROLE_ASSISTANT: "assistant",
+    pb.ROLE_TOOL: "tool",
+}
+# A prompt longer than this is encoded on another thread: 1,000 characters take about a millisecond, for
+# which the loop can stand still, a megabyte takes a second.
+_MAX_INLINE_CHARACTERS = 1000
+
+
+def _bad(field: str, description: str) -> InvalidRequestError:
+    return InvalidRequestError(FieldViolation(field, description))
+
+
+async def parse_generate(
+    message: pb.GenerateRequest, tokenizer: Tokenizer, deadline_s: float | None
+) -> GenerateRequest:
+    """Read a GenerateRequest; `deadline_s` is that of the call, on the server's clock.
+
+    Raises:
+        InvalidRequestError: a field is wrong.
+        ChatTemplateError: the model's template refuses the messages, or there is none.
+    """
+    sampling = parse_sampling(message.sampling)
+    stop = parse_stop(message.stop, tokenizer.vocab_size)
+    stream = parse_stream(message.stream)
+    return GenerateRequest(
+        request_id=message.request_id,
+        prompt_token_ids=tuple(await encode_prompt(message.prompt, tokenizer)),
+        sampling=sampling,
+        stop=stop,
+        output=parse_output(message.output),
+        stream=stream,
+        deadline_s=deadline_s,
+    )
+
+
+async def encode_prompt(prompt: pb.Prompt, tokenizer: Tokenizer) -> Seq[int]:
+    """Turn a prompt in any of its forms into token ids.
+
+    Raises:
+        InvalidRequestError: no form is given, it is empty, or an id or a role is not known.
+        ChatTemplateError: the model's template refuses the messages, or there is none.
+    """
+    kind = prompt.WhichOneof("kind")
+    if kind == "text":
+        return await _encode_text(prompt, tokenizer)
+    if kind == "token_ids":
+        ids = list(prompt.token_ids.ids)
+        if not ids:
+            raise _bad("prompt.token_ids.ids", "must have at least one id")
+        check_token_ids(ids, tokenizer.vocab_size, "prompt.token_ids.ids")
+        return ids
+    if kind == "chat":
+        return await _encode_chat(prompt, tokenizer)
+    raise _bad("prompt", "is missing; give text, token_ids or chat")
+
+
+def check_token_ids(ids: Seq[int], vocab_size: int, field: str) -> None:
+    """Refuse ids that the model does not have.
+
+    Raises:
+        InvalidRequestError: an id is `vocab_size` or more; the first of them is named.
+    """
+    for i, token_id in enumerate(ids):
+        if token_id >= vocab_size:
+            raise _bad(f"{field}[{i}]", f"must be below the vocabulary's size, {vocab_size}, got {token_id}")
+
+
+async def _encode_text(prompt: pb.Prompt, tokenizer: Tokenizer) -> list[int]:
+    if not prompt.text:
+        raise _bad("prompt.text", "must not be empty")
+    add_special = prompt.add_special_tokens if prompt.HasField("add_special_tokens") else True
+
+    def encode() -> list[int]:
+        return tokenizer.encode(
+            prompt.text, add_special=add_special, parse_special=prompt.parse_special_tokens
+        )
+
+    return encode() if len(prompt.text) <= _MAX_INLINE_CHARACTERS else await asyncio.to_thread(encode)
+
+
+async def _encode_chat(prompt: pb.Prompt, tokenizer: Tokenizer) -> list[int]:
+    messages = []
+    for i, message in enumerate(prompt.chat.messages):
+        if message.role not in _ROLES:
+            allowed = ", ".join(pb.Role.Name(role) for role in _ROLES)
+            raise _bad(f"prompt.chat.messages[{i}].role", f"must be one of {allowed}, got {message.role}")
+        messages.append(ChatMessage(_ROLES[message.role], message.content))
+    if not messages:
+        raise _bad("prompt.chat.messages", "must have at least one message")
+
+    def encode() -> list[int]:
+        return tokenizer.encode_chat(messages, parse_special=prompt.parse_special_tokens)
+
+    size = sum(len(message.content) for message in messages)
+    return encode() if size <= _MAX_INLINE_CHARACTERS else await asyncio.to_thread(encode)
+
+
+def parse_sampling(message: pb.SamplingParams) -> SamplingParams:
+    """Read SamplingParams; what is absent takes its default.
+
+    Raises:
+        InvalidRequestError: a value is out of its range.
+    """
+    default = SamplingParams()
+    return SamplingParams(
+        temperature=message.temperature if message.HasField("temperature") else default.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p if message.HasField("top_p") else default.top_p,
+        min_p=message.min_p,
+        seed=message.seed if message.HasField("seed") else None,
+    )
+
+
+def parse_stop(message: pb.StopConditions, vocab_size: int) -> StopConditions:
+    """Read StopConditions; what is absent takes its default.
+
+    Raises:
+        InvalidRequestError: a value is out of its range.
+    """
+    check_token_ids(message.stop_token_ids, vocab_size, "stop.stop_token_ids")
+    return StopConditions(
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        min_tokens=message.min_tokens,
+        stop=tuple(message.stop),
+        stop_token_ids=frozenset(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        include_stop=message.include_stop,
+    )
+
+
+def parse_output(message: pb.OutputOptions) -> OutputOptions:
+    """Read OutputOptions; what is absent takes its default."""
+    return OutputOptions(
+        text=message.text if message.HasField("text") else True,
+        token_ids=message.token_ids if message.HasField("token_ids") else True,
+        text_lengths=message.text_lengths,
+        skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
+    )
+
+
+def parse_stream(message: pb.StreamOptions) -> StreamOptions:
+    """Read StreamOptions; what is absent takes its default.
+
+    Raises:
+        InvalidRequestError: a value is out of its range.
+    """
+    known = [CODEC_FROM_PB[number] for number in message.accepted_codecs if number in CODEC_FROM_PB]
+    most = message.max_tokens_per_chunk if message.HasField("max_tokens_per_chunk") else None
+    return StreamOptions(
+        codec=known[0] if known else Codec.PLAIN,
+        max_tokens_per_chunk=message.max_tokens_per_chunk
+        if message.HasField("max_tokens_per_chunk")
+        else None,
+        min_chunk_interval_s=message.min_chunk_interval_ms / 1000,
+    )

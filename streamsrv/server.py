@@ -1,0 +1,161 @@
+"""Composition root: starts everything, and unwinding is the shutdown."""
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from engines.api import Engine
+from engines.demo_model import demo_model_path
+from engines.registry import open_engine
+from engines.scripted import DEFAULT_SCRIPT, ScriptedEngine
+from streamsrv.config import Settings
+from streamsrv.errors import SettingsError
+from streamsrv.pool import PoolLimits, WorkerPool
+from streamsrv.service import InferenceService
+from streamsrv.tokenizer import Tokenizer
+from streamsrv.v1 import inference_pb2
+from streamsrv.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+
+log = logging.getLogger(__name__)
+
+SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+_HEALTH = health_pb2.HealthCheckResponse
+# How long the transport gets to send what is written already, after the streams have ended.
+_FLUSH_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that takes calls."""
+
+    pool: WorkerPool
+    port: int
+
+
+def open_model(settings: Settings, progress: Callable[[str, float], None] | None = None) -> Engine:
+    """Make the engine that the settings name; takes seconds.
+
+    Raises:
+        CheckpointError: the model's files are unusable.
+        EngineError: the engine is unknown, not installed, or cannot run the model.
+    """
+    if settings.engine == ScriptedEngine.name:
+        return ScriptedEngine(settings.script_text or DEFAULT_SCRIPT, step_s=settings.script_step_ms / 1000)
+    path = demo_model_path() if settings.model == "demo" else Path(settings.model).expanduser()
+    return open_engine(settings.engine, path, settings.engine_options, progress)
+
+
+@asynccontextmanager
+async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningServer]:
+    """Serve an engine; inside, the port is open and health says SERVING. Leaving drains.
+
+    Raises:
+        SettingsError: the address cannot be listened on.
+        StreamsrvError: a worker cannot start.
+    """
+    async with AsyncExitStack() as stack:
+        health = health_aio.HealthServicer()
+
+        def announce() -> None:
+            # Health follows the workers: no worker, no service.
+            task = asyncio.ensure_future(_set_health(health, pool.healthy))
+            announcements.add(task)
+            task.add_done_callback(announcements.discard)
+
+        announcements: set[asyncio.Future[None]] = set()
+        pool = WorkerPool(
+            engine,
+            Tokenizer(engine.model.vocabulary),
+            PoolLimits(
+                max_running=settings.max_running,
+                max_waiting=settings.max_waiting,
+                max_step_tokens=settings.max_step_tokens,
+                max_context=settings.max_context or engine.model.spec.context_length,
+            ),
+            num_workers=settings.workers,
+            on_state=announce,
+        )
+        await stack.enter_async_context(pool.running())
+        server = _grpc_server(settings)
+        name = settings.model_name or engine.model.name
+        service = InferenceService({name: pool}, max_message_bytes=settings.max_message_mib << 20)
+        add_InferenceServiceServicer_to_server(service, server)
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
+        names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
+        reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+        port = _bind(server, settings)
+        await server.start()
+        stack.push_async_callback(server.stop, _FLUSH_S)
+        await _set_health(health, pool.healthy)
+        try:
+            yield RunningServer(pool, port)
+        finally:
+            await health.enter_graceful_shutdown()
+            if not await pool.drain(settings.drain_grace_s):
+                log.warning(
+                    "the grace of %g s was over before every stream had ended", settings.drain_grace_s
+                )
+
+
+async def serve(settings: Settings, engine: Engine) -> None:
+    """Serve until SIGTERM or SIGINT, then let live streams finish; a second signal ends at once."""
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    main = asyncio.current_task()
+    assert main is not None
+
+    def on_signal() -> None:
+        if stop.is_set():
+            main.cancel()
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    async with serving(settings, engine) as running:
+        host = settings.address.host
+        host = f"[{host}]" if ":" in host else host
+        print(f"listening on {host}:{running.port}", flush=True)
+        await stop.wait()
+        log.info("stopping: %d streams to finish", running.pool.num_streams)
+
+
+async def _set_health(health: health_aio.HealthServicer, healthy: bool) -> None:
+    status = _HEALTH.SERVING if healthy else _HEALTH.NOT_SERVING
+    for service in ("", SERVICE_NAME):
+        await health.set(service, status)
+
+
+def _grpc_server(settings: Settings) -> grpc.aio.Server:
+    # Each name is held against grpc's own list in the tests: a misspelt one is ignored silently.
+    options = [
+        ("grpc.max_receive_message_length", settings.max_message_mib << 20),
+        ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share its calls
+        ("grpc.keepalive_time_ms", 60_000),  # a peer that died is noticed after this and the next
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients may ping idle connections
+    ]
+    return grpc.aio.server(options=options)
+
+
+def _bind(server: grpc.aio.Server, settings: Settings) -> int:
+    address = settings.address
+    try:
+        port = server.add_insecure_port(str(address))
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise SettingsError(
+            f"cannot listen on {address}: the port is in use or the address is not this machine's; "
+            "choose another with --listen, or port 0 for a free one"
+        )
+    return port

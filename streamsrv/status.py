@@ -1,0 +1,74 @@
+"""The one table from the server's errors to gRPC statuses with google.rpc details."""
+
+import grpc
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import Message
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from engines.api import StreamsrvError
+from streamsrv import errors
+from streamsrv.chat import ChatTemplateError
+
+ERROR_DOMAIN = "streamsrv"
+
+STATUS_CODES: dict[type[StreamsrvError], grpc.StatusCode] = {
+    errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.PromptTooLongError: grpc.StatusCode.INVALID_ARGUMENT,
+    ChatTemplateError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.RequestIdInUseError: grpc.StatusCode.ALREADY_EXISTS,
+    errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.DrainingError: grpc.StatusCode.UNAVAILABLE,
+    errors.StoppedError: grpc.StatusCode.UNAVAILABLE,
+    errors.WorkerLostError: grpc.StatusCode.UNAVAILABLE,
+    errors.DeadlinePassedError: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.NotSupportedError: grpc.StatusCode.UNIMPLEMENTED,
+    StreamsrvError: grpc.StatusCode.INTERNAL,
+}
+_DRAINING_RETRY_S = 1.0
+
+
+def status_code(error: StreamsrvError) -> grpc.StatusCode:
+    """Look up an error's code: that of its class, or of the nearest class above it."""
+    return next(STATUS_CODES[cls] for cls in type(error).__mro__ if cls in STATUS_CODES)
+
+
+def to_status(error: StreamsrvError) -> grpc.Status:
+    """Make the status that a call ends with: code, sentence, and ErrorInfo with what applies besides."""
+    details: list[Message] = [
+        error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=_metadata(error))
+    ]
+    if isinstance(error, errors.InvalidRequestError):
+        violations = [
+            error_details_pb2.BadRequest.FieldViolation(field=v.field, description=v.description)
+            for v in error.violations
+        ]
+        details.append(error_details_pb2.BadRequest(field_violations=violations))
+    retry_s = _retry_after_s(error)
+    if retry_s is not None:
+        delay = duration_pb2.Duration(nanos=round(retry_s * 1e9) % 10**9, seconds=int(retry_s))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    packed = []
+    for detail in details:
+        wrapped = any_pb2.Any()
+        wrapped.Pack(detail)
+        packed.append(wrapped)
+    code: int = status_code(error).value[0]
+    return rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=packed))
+
+
+def _retry_after_s(error: StreamsrvError) -> float | None:
+    if isinstance(error, errors.OverloadedError):
+        return error.retry_after_s
+    return _DRAINING_RETRY_S if isinstance(error, errors.DrainingError) else None
+
+
+def _metadata(error: StreamsrvError) -> dict[str, str]:
+    if isinstance(error, errors.ModelNotFoundError):
+        return {"model": error.model, "served": ",".join(error.served)}
+    if isinstance(error, errors.RequestIdInUseError):
+        return {"request_id": error.request_id, "stream_id": error.stream_id}
+    if isinstance(error, errors.OverloadedError):
+        return {"num_waiting": str(error.num_waiting), "limit": str(error.limit)}
+    return {}
