@@ -203,7 +203,10 @@ class Client:
         Raises:
             CallFailedError: the call failed.
         """
-        request = pb.CancelRequest(stream_id=stream_id, request_id=request_id)
+        if stream_id is not None:
+            request = pb.CancelRequest(stream_id=stream_id)
+        else:
+            request = pb.CancelRequest(request_id=request_id or "")
         response = await self._call(self.stub.Cancel(request))
         return pb.CancelResult.Name(response.result).removeprefix("CANCEL_RESULT_")
 
@@ -260,13 +263,16 @@ def make_prompt(prompt: PromptLike) -> pb.Prompt:
         return prompt
     if isinstance(prompt, str):
         return pb.Prompt(text=prompt)
-    if prompt and isinstance(prompt[0], tuple):
-        messages = [
-            pb.ChatMessage(role=pb.Role.Value(f"ROLE_{role.upper()}"), content=content)
-            for role, content in prompt  # type: ignore[misc]
-        ]
+    messages, ids = [], []
+    for part in prompt:
+        if isinstance(part, tuple):
+            role, content = part
+            messages.append(pb.ChatMessage(role=pb.Role.Value(f"ROLE_{role.upper()}"), content=content))
+        else:
+            ids.append(part)
+    if messages:
         return pb.Prompt(chat=pb.Chat(messages=messages))
-    return pb.Prompt(token_ids=pb.TokenIds(ids=prompt))  # type: ignore[arg-type]
+    return pb.Prompt(token_ids=pb.TokenIds(ids=ids))
 
 
 def make_request(

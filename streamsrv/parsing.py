@@ -170,8 +170,6 @@ def parse_stream(message: pb.StreamOptions) -> StreamOptions:
     most = message.max_tokens_per_chunk if message.HasField("max_tokens_per_chunk") else None
     return StreamOptions(
         codec=known[0] if known else Codec.PLAIN,
-        max_tokens_per_chunk=message.max_tokens_per_chunk
-        if message.HasField("max_tokens_per_chunk")
-        else None,
+        max_tokens_per_chunk=most,
         min_chunk_interval_s=message.min_chunk_interval_ms / 1000,
     )

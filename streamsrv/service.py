@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -60,9 +60,8 @@ class InferenceService(InferenceServiceServicer):
 
     async def Resume(self, request: pb.ResumeRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         async with _statuses(context):
-            raise NotSupportedError("this server cannot resume streams; send the request again with Generate")
-        for message in ():  # makes this an asynchronous generator
-            yield message
+            for message in _resume():
+                yield message
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         async with _statuses(context):
@@ -123,6 +122,10 @@ class InferenceService(InferenceServiceServicer):
         if name not in self._pools:
             raise ModelNotFoundError(name, tuple(self._pools))
         return name, self._pools[name]
+
+
+def _resume() -> Iterator[pb.GenerateResponse]:
+    raise NotSupportedError("this server cannot resume streams; send the request again with Generate")
 
 
 def _start(stream: Stream, request: GenerateRequest, model: str, pool: WorkerPool) -> pb.GenerateResponse:

@@ -1,0 +1,5 @@
+"""`python -m streamsrv`."""
+
+from streamsrv.cli import main
+
+main()

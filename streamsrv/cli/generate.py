@@ -1,0 +1,138 @@
+"""`streamsrv generate`."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+import uvloop
+
+from streamsrv.config import CLIENT_VARIABLE, Address
+from streamsrv.errors import SettingsError
+
+_DEFAULT_SERVER = "127.0.0.1:50051"
+
+
+def add_command(commands: Any) -> None:  # argparse's own type for it is private
+    """Add the command to the program's."""
+    generate = commands.add_parser(
+        "generate",
+        help="stream an answer from a running server",
+        description="Send a prompt to a running server and print the answer as it comes. The last line, on "
+        "standard error, tells what was received.",
+    )
+    generate.add_argument("prompt", metavar="PROMPT", help="the text to continue; '-' reads standard input")
+    add_server_flag(generate)
+    add = generate.add_argument
+    add("--model", default="", metavar="NAME", help="a name from the server's list; default: its first")
+    add("--chat", action="store_true", help="send the prompt as a user's turn of a chat")
+    add("--system", metavar="TEXT", help="with --chat: the system's turn before it")
+    add("--max-tokens", type=int, metavar="N", help="most tokens to generate; default: as many as fit")
+    add("--min-tokens", type=int, metavar="N", help="tokens before it may stop")
+    add("--temperature", type=float, metavar="X", help="0 takes the best token always; default: 1")
+    add("--top-k", type=int, metavar="N", help="keep the N best tokens")
+    add("--top-p", type=float, metavar="X", help="keep the best tokens that have probability X together")
+    add("--min-p", type=float, metavar="X", help="keep tokens at least X times as probable as the best")
+    add("--seed", type=int, metavar="N", help="makes sampling repeatable")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before this; may be repeated")
+    add("--ignore-eos", action="store_true", default=None, help="go on after end of text")
+    add("--request-id", default="", metavar="ID", help="your own name for the request")
+    add("--plain", action="store_true", help="do not accept zstd")
+    add("--max-tokens-per-chunk", type=int, metavar="N", help="most tokens in a message")
+    add("--min-chunk-interval-ms", type=int, metavar="N", help="least time between messages")
+    add("--timeout", type=float, metavar="S", help="give up after so many seconds")
+    add("--json", action="store_true", help="print one JSON object per chunk")
+    generate.set_defaults(command=_generate)
+
+
+def add_server_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag that names the server to call."""
+    parser.add_argument(
+        "--server",
+        default=os.environ.get(CLIENT_VARIABLE) or _DEFAULT_SERVER,
+        metavar="HOST:PORT",
+        help=f"the server; or {CLIENT_VARIABLE} (default: {_DEFAULT_SERVER})",
+    )
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    Address.parse(arguments.server, "--server")
+    uvloop.run(_stream(arguments))
+
+
+async def _stream(arguments: argparse.Namespace) -> None:
+    from streamsrv.client import ChatMessages, Client, make_request
+
+    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt: str | ChatMessages = text
+    if arguments.chat:
+        prompt = [("user", text)]
+        if arguments.system is not None:
+            prompt = [("system", arguments.system), *prompt]
+    try:
+        request = make_request(
+            prompt,
+            model=arguments.model,
+            request_id=arguments.request_id,
+            temperature=arguments.temperature,
+            top_k=arguments.top_k,
+            top_p=arguments.top_p,
+            min_p=arguments.min_p,
+            seed=arguments.seed,
+            max_tokens=arguments.max_tokens,
+            min_tokens=arguments.min_tokens,
+            stop=arguments.stop,
+            ignore_eos=arguments.ignore_eos,
+            zstd=not arguments.plain,
+            max_tokens_per_chunk=arguments.max_tokens_per_chunk,
+            min_chunk_interval_ms=arguments.min_chunk_interval_ms,
+        )
+    except ValueError as error:  # a negative count, or one of more than 32 bits
+        raise SettingsError(f"a flag's value is out of range: {error}") from None
+    began_s = time.monotonic()
+    async with Client(arguments.server) as client:
+        async with client.send(request, timeout_s=arguments.timeout) as stream:
+            async for chunk in stream:
+                if arguments.json:
+                    print(json.dumps(_chunk_object(stream.stream_id, chunk)), flush=True)
+                else:
+                    print(chunk.text, end="", flush=True)
+        if not arguments.json:
+            print(flush=True)
+    seconds = time.monotonic() - began_s
+    first_s = stream.first_token_s or 0.0
+    after_first_s = seconds - first_s
+    rate = (stream.num_tokens - 1) / after_first_s if stream.num_tokens > 1 else 0.0
+    print(
+        f"[stream {stream.stream_id}: {stream.num_tokens} tokens, {stream.finish_reason}, "
+        f"first after {first_s * 1000:.0f} ms, {rate:.1f} tokens/s, "
+        f"{stream.num_bytes / max(stream.num_tokens, 1):.1f} bytes/token]",
+        file=sys.stderr,
+    )
+
+
+def _chunk_object(stream_id: str, chunk: Any) -> dict[str, Any]:
+    """Lay a chunk out for `--json`: text and ids, and what ended where something did."""
+    from streamsrv.v1 import inference_pb2 as pb
+
+    result: dict[str, Any] = {
+        "stream_id": stream_id,
+        "position": chunk.position,
+        "text": chunk.text,
+        "token_ids": chunk.token_ids,
+        "num_bytes": chunk.num_bytes,
+    }
+    for event in chunk.events:
+        kind = event.WhichOneof("kind")
+        if kind == "output_end":
+            reason = pb.FinishReason.Name(event.output_end.finish_reason)
+            result["finish_reason"] = reason.removeprefix("FINISH_REASON_")
+        elif kind == "stream_end":
+            usage = event.stream_end.usage
+            result["usage"] = {
+                "num_prompt_tokens": usage.num_prompt_tokens,
+                "num_completion_tokens": usage.num_completion_tokens,
+            }
+    return result

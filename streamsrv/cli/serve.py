@@ -1,0 +1,115 @@
+"""`streamsrv serve`."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import uvloop
+
+from streamsrv.config import ENV_PREFIX, Settings, load_settings
+
+
+def add_command(commands: Any) -> None:  # argparse's own type for it is private
+    """Add the command to the program's."""
+    serve = commands.add_parser(
+        "serve",
+        help="serve a model",
+        description="Serve a model until SIGTERM or Ctrl-C; live streams then get time to finish. Prints "
+        "'listening on HOST:PORT' when it is ready.",
+        epilog=f"Every setting can be given as a variable, too ({ENV_PREFIX}LISTEN for --listen), or in a "
+        'TOML file (listen = "..."). A flag wins over a variable, a variable over the file.',
+    )
+    serve.add_argument(
+        "--config", type=Path, metavar="FILE", help=f"TOML file with settings; or {ENV_PREFIX}CONFIG"
+    )
+    for name, field in Settings.model_fields.items():
+        flag = "--" + name.replace("_", "-")
+        kind = _plain_type(field.annotation)
+        shown = field.default.value if isinstance(field.default, Enum) else field.default
+        text = field.description or ""
+        if shown is not None and "default" not in text:
+            text += f" (default: {_flag_value(shown)})"
+        if kind is bool:
+            serve.add_argument(
+                flag, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+            )
+        else:
+            serve.add_argument(
+                flag,
+                dest=name,
+                metavar=_metavar(kind),
+                default=argparse.SUPPRESS,
+                help=text.replace("%", "%%"),
+            )
+    serve.set_defaults(command=_serve)
+
+
+def _plain_type(annotation: Any) -> Any:
+    if get_origin(annotation) in (Union, UnionType):
+        return next(arg for arg in get_args(annotation) if arg is not type(None))
+    return annotation
+
+
+def _flag_value(value: object) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _metavar(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return "|".join(member.value for member in kind)
+    return {int: "N", float: "X", Path: "DIR"}.get(kind, "TEXT")
+
+
+def _serve(arguments: argparse.Namespace) -> None:
+    from streamsrv.server import open_model, serve  # heavy: not for --help
+
+    flags = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
+    settings = load_settings(flags, arguments.config)
+    logging.basicConfig(
+        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    with _progress() as report:
+        engine = open_model(settings, report)
+    try:
+        uvloop.run(serve(settings, engine))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None  # a second signal
+    finally:
+        engine.close()
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """Show phases of long work: bars on a terminal, a line each elsewhere. On standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    tasks: dict[str, TaskID] = {}
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+
+        def report(phase: str, done: float) -> None:
+            if phase not in tasks:
+                tasks[phase] = bars.add_task(phase, total=1.0)
+                if not console.is_terminal:
+                    print(f"{phase} ...", file=sys.stderr, flush=True)
+            bars.update(tasks[phase], completed=done)
+
+        yield report
