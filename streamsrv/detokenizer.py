@@ -1,0 +1,78 @@
+"""The text of an output, token by token."""
+
+import codecs
+from collections.abc import Sequence
+
+from streamsrv.stop_matcher import StopMatcher
+from streamsrv.tokenizer import Tokenizer
+
+_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """Turns tokens into text as soon as it is certain.
+
+    Held back are the bytes of an unfinished character and an end that a stop string may begin with. What
+    `push` and `flush` return, joined, is `Tokenizer.decode` of all ids, up to the first stop string; see
+    `StopMatcher` for which one is the first.
+
+    `include_stop` keeps the stop string itself in the text. `continues` is as in `Tokenizer.decode`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special: bool = True,
+        continues: bool = False,
+    ) -> None:
+        self._token_bytes = tokenizer.token_bytes
+        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._strip = tokenizer.strips_first_space and not continues
+        self._utf8 = _Utf8Decoder(errors="replace")
+        self._stops = StopMatcher(stop) if stop else None
+        self._include_stop = include_stop
+        self._state = 0
+        self._held = ""
+        self._matched_stop: str | None = None
+
+    @property
+    def matched_stop(self) -> str | None:
+        """The stop string that ended the text, or None while none has."""
+        return self._matched_stop
+
+    def push(self, token_id: int) -> str:
+        """Take the next token; return the text that became certain with it, which may be empty."""
+        if token_id in self._skipped or self._matched_stop is not None:
+            return ""
+        data = self._token_bytes(token_id)
+        if self._strip and data:
+            self._strip = False
+            data = data.removeprefix(b" ")
+        text = self._utf8.decode(data)
+        return self._through_stops(text) if self._stops is not None and text else text
+
+    def flush(self) -> str:
+        """Return what was held back: nothing can follow. A character left unfinished becomes U+FFFD."""
+        if self._matched_stop is not None:
+            return ""
+        text = self._utf8.decode(b"", final=True)
+        if self._stops is not None and text:
+            text = self._through_stops(text)
+        text, self._held, self._state = text + self._held, "", 0
+        return text
+
+    def _through_stops(self, text: str) -> str:
+        assert self._stops is not None
+        self._state, num_read, found = self._stops.advance(self._state, text)
+        if found is None:
+            text = self._held + text
+            cut = len(text) - self._stops.lengths[self._state]
+            self._held = text[cut:]
+            return text[:cut]
+        self._matched_stop = found
+        text = self._held + text[:num_read]
+        self._held = ""
+        return text if self._include_stop else text[: len(text) - len(found)]

@@ -1,0 +1,258 @@
+"""Text to token ids and back, as the model's vocabulary has it."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import tokenizers
+
+from engines.api import CheckpointError
+from engines.spec import Vocabulary
+from streamsrv.chat import ChatMessage, ChatTemplate, ChatTemplateError
+from streamsrv.content_mask import ContentMask
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Tokenizer:
+    """A vocabulary at work. Nothing in it changes after it is made: any number of threads may use it.
+
+    Raises:
+        CheckpointError: the vocabulary is faulty or decodes in a way that is not supported.
+
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        document = json.loads(vocabulary.tokenizer_json)
+        # Whether control tokens are parsed is a property of the library's object: one object for each answer.
+        self._parsing = _load(vocabulary.tokenizer_json)
+        self._plain = _load(vocabulary.tokenizer_json)
+        self._plain.encode_special_tokens = True
+        self._inner = _without_first_space(document) or self._plain
+        added = self._plain.get_added_tokens_decoder()
+        self._added = {token_id: token.content for token_id, token in added.items()}
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self._decoding = _Decoding(document.get("decoder"))
+        self.vocab_size = 1 + max((*self._plain.get_vocab(with_added_tokens=True).values(),), default=-1)
+        """One more than the highest id that has a text."""
+        self.eos_token_ids = vocabulary.eos_token_ids
+        # A token's bytes are worked out when it is first met; threads may do the same work twice.
+        self._bytes: list[bytes | None] = [None] * self.vocab_size
+        self._mask = ContentMask(text for i, text in self._added.items() if i in self.special_ids)
+        self._template: ChatTemplate | ChatTemplateError
+        try:
+            self._template = _template(vocabulary)
+        except ChatTemplateError as error:
+            # The model still serves plain prompts.
+            self._template = error
+
+    @property
+    def strips_first_space(self) -> bool:
+        """Whether a text's first word is encoded with a space before it, which decoding takes away."""
+        return self._decoding.strips_first_space
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether a token is a control token, which has no part in the text."""
+        return token_id in self.special_ids
+
+    def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Turn a text into ids.
+
+        `add_special` adds what the model wants around a prompt, such as a beginning-of-sequence token.
+        `parse_special` reads a control token's text as that token; without it, it is text like any other.
+        """
+        tokenizer = self._parsing if parse_special else self._plain
+        return tokenizer.encode(text, add_special_tokens=add_special).ids
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one token contributes to a text: part of a character perhaps; a control token's own text.
+
+        An id that has no token, as in tables padded to a round size, contributes nothing.
+        """
+        if not 0 <= token_id < self.vocab_size:
+            return b""
+        known = self._bytes[token_id]
+        if known is None:
+            text = self._plain.id_to_token(token_id)
+            if text is None:
+                known = b""
+            elif token_id in self._added:
+                known = text.encode()
+            else:
+                known = self._decoding.token_bytes(text)
+            self._bytes[token_id] = known
+        return known
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> str:
+        """Turn ids into the whole text; bytes that are no UTF-8 become U+FFFD.
+
+        `continues` says that the ids go on from a text, so that a space before the first word stays.
+        """
+        special = self.special_ids if skip_special else ()
+        data = b"".join(self.token_bytes(i) for i in ids if i not in special)
+        if self.strips_first_space and not continues and data.startswith(b" "):
+            data = data[1:]
+        return data.decode("utf-8", errors="replace")
+
+    def render_chat(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> str:
+        """Write messages as the prompt that the model's template makes of them.
+
+        Raises:
+            ChatTemplateError: there is no template, it is faulty, or it refuses the messages.
+
+        """
+        if isinstance(self._template, ChatTemplateError):
+            raise self._template
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def encode_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        add_generation_prompt: bool = True,
+        parse_special: bool = False,
+    ) -> list[int]:
+        """Encode messages through the template, whose control tokens are parsed.
+
+        What looks like a control token inside a message is text, unless `parse_special`. Otherwise the ids
+        are those of the rendered prompt; nothing is added around it, since templates write such tokens.
+
+        Raises:
+            ChatTemplateError: as `render_chat`; or the template would build a control token out of a
+                message in a way that cannot be kept apart.
+
+        """
+        text = self.render_chat(messages, add_generation_prompt)
+        contents = [message.content for message in messages]
+        if parse_special or not any(map(self._mask.touches, contents)):
+            return self.encode(text, add_special=False, parse_special=True)
+        marked = self._marked(messages, text, add_generation_prompt)
+        return self._encode_between(self._control_spans(marked), text)
+
+    def _marked(self, messages: Sequence[ChatMessage], text: str, add_generation_prompt: bool) -> str:
+        """Render with stand-ins in the messages, so that only the template's own control tokens are left.
+
+        Every character is at its position in `text`, the plain rendering.
+        """
+        template = self._template.source if isinstance(self._template, ChatTemplate) else ""
+        holders = self._mask.placeholders([message.content for message in messages], template)
+
+        def render(find: Any) -> str:
+            masked = [replace(m, content=holders.put(m.content, find(m.content))) for m in messages]
+            return self.render_chat(masked, add_generation_prompt)
+
+        strict = render(self._mask.every_start)
+        if holders.restore(strict) == text:
+            return strict
+        # The template looks into the messages, say for "</think>". It may see all but whole control tokens.
+        light = render(self._mask.whole_tokens)
+        if holders.restore(light) == text and self._control_ids(light) == self._control_ids(strict):
+            return light
+        raise ChatTemplateError(
+            "a message holds the text of a control token, and the model's chat template treats it as one; "
+            "take it out of the message, or ask for special tokens to be parsed"
+        )
+
+    def _control_spans(self, text: str) -> list[tuple[int, int, int]]:
+        """Where the control tokens of a text are: first character, one after the last, id."""
+        encoding = self._parsing.encode(text, add_special_tokens=False)
+        return [
+            (start, end, token_id)
+            for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            if token_id in self.special_ids
+        ]
+
+    def _control_ids(self, text: str) -> list[int]:
+        return [token_id for _, _, token_id in self._control_spans(text)]
+
+    def _encode_between(self, spans: list[tuple[int, int, int]], text: str) -> list[int]:
+        """Encode what is between control tokens as plain text.
+
+        The library cuts a text at added tokens before anything else, so the pieces' ids are the whole's.
+        """
+        ids: list[int] = []
+        done = 0
+        for start, end, token_id in [*spans, (len(text), len(text), -1)]:
+            if start > done:
+                tokenizer = self._inner if done else self._plain
+                ids += tokenizer.encode(text[done:start], add_special_tokens=False).ids
+            if token_id >= 0:
+                ids.append(token_id)
+            done = end
+        return ids
+
+
+class _Decoding:
+    """How token texts stand for bytes: byte-level characters, or SentencePiece pieces with byte tokens."""
+
+    def __init__(self, decoder: object) -> None:
+        steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
+        kinds = [step.get("type") for step in steps if isinstance(step, dict)]
+        self._is_byte_level = kinds == ["ByteLevel"]
+        by_kind = dict(zip(kinds, steps, strict=True))
+        allowed = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
+        if not self._is_byte_level and not ({"Replace", "Metaspace"} & set(kinds) and set(kinds) <= allowed):
+            raise CheckpointError(
+                f"the tokenizer decodes by {kinds or 'nothing'}; supported are ByteLevel, and "
+                f"SentencePiece's Replace, ByteFallback, Fuse, Strip or Metaspace"
+            )
+        metaspace = by_kind.get("Metaspace", {})
+        self.strips_first_space = "Strip" in kinds or (
+            "Metaspace" in kinds and metaspace.get("prepend_scheme", "always") != "never"
+        )
+
+    def token_bytes(self, text: str) -> bytes:
+        if self._is_byte_level:
+            try:
+                return bytes(map(_BYTES.__getitem__, text))
+            except KeyError:
+                return text.encode()
+        byte = _BYTE_TOKEN.fullmatch(text)
+        return bytes.fromhex(byte[1]) if byte else text.replace("▁", " ").encode()
+
+
+def _byte_values() -> dict[str, int]:
+    """GPT-2's characters for bytes: printable Latin-1 for itself, the rest from U+0100 in order."""
+    shown = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = (byte for byte in range(256) if byte not in shown)
+    return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTES = _byte_values()
+
+
+def _load(text: str) -> tokenizers.Tokenizer:
+    try:
+        tokenizer = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises no narrower class
+        raise CheckpointError(f"the model's tokenizer cannot be loaded: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _without_first_space(document: dict[str, Any]) -> tokenizers.Tokenizer | None:
+    """Make the plain tokenizer of a text that goes on after a control token, if that is another one.
+
+    A Metaspace that puts a space before the first word alone would take each piece for a beginning.
+    """
+    pre = document.get("pre_tokenizer")
+    steps = [pre, *pre.get("pretokenizers", [])] if isinstance(pre, dict) else []
+    first = [step for step in steps if isinstance(step, dict) and step.get("prepend_scheme") == "first"]
+    if not first:
+        return None
+    for step in first:
+        step["prepend_scheme"] = "never"
+    inner = _load(json.dumps(document))
+    inner.encode_special_tokens = True
+    return inner
+
+
+def _template(vocabulary: Vocabulary) -> ChatTemplate:
+    if vocabulary.chat_template is None:
+        raise ChatTemplateError("the model has no chat template; send a text or token ids as the prompt")
+    return ChatTemplate(
+        vocabulary.chat_template, bos_token=vocabulary.bos_token, eos_token=vocabulary.eos_token
+    )
