@@ -68,6 +68,17 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
+def _byte_chars() -> tuple[str, ...]:
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in set(shown)]
+    chars = dict(zip(shown, map(chr, shown), strict=True))
+    chars |= {b: chr(256 + i) for i, b in enumerate(hidden)}
+    return tuple(chars[b] for b in range(256))
+
+
+BYTE_CHARS = _byte_chars()
+"""[256] The printable character that stands for each byte in a byte-level vocabulary, as GPT-2 chose them."""
+
 _SPECIAL = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 
 
@@ -322,7 +333,10 @@ def _byte_level(metadata: Mapping[str, object], tokens: list[str], pre: PreToken
         for p in pre.patterns
     ]
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-    document["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*splits, byte_level]}
+    document["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [*splits, byte_level, *_missing_bytes(vocab)],
+    }
     document["decoder"] = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -330,6 +344,19 @@ def _byte_level(metadata: Mapping[str, object], tokens: list[str], pre: PreToken
         "use_regex": False,
     }
     return document
+
+
+def _missing_bytes(vocab: dict[str, int]) -> list[dict[str, object]]:
+    """Keep a byte that has no token from joining its neighbours.
+
+    Such a byte is lost (SmolLM2 has no token for some control characters). The tokenizers library would
+    then merge what stands left and right of it, which llama.cpp does not.
+    """
+    missing = [char for char in BYTE_CHARS if char not in vocab]
+    if not missing:
+        return []
+    pattern = "[" + "".join(f"\\x{{{ord(char):x}}}" for char in missing) + "]"
+    return [{"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}]
 
 
 def _sentencepiece(
