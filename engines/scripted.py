@@ -76,7 +76,7 @@ def _tokenizer_json(script: str) -> tuple[str, list[int], int]:
         "version": "1.0",
         "added_tokens": added,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, to_bytes]},
-        "decoder": {"type": "ByteLevel"},
+        "decoder": to_bytes,
         "model": {"type": "BPE", "vocab": vocab, "merges": [], "ignore_merges": True},
     }
     return json.dumps(tokenizer), ids, vocab[_EOS]

@@ -37,5 +37,6 @@ def _cache(arguments: argparse.Namespace) -> None:
         print(f"{entry.size_bytes / 2**20:>10,.0f} MiB  used {used}  {entry.name}")
     total = sum(entry.size_bytes for entry in entries)
     print(
-        f"{len(entries)} prepared models, {total / 2**20:,.0f} MiB of {settings.cache_dir_gib:g} GiB, in {prepared.folder}"
+        f"{len(entries)} prepared models, {total / 2**20:,.0f} MiB of {settings.cache_dir_gib:g} GiB, "
+        f"in {prepared.folder}"
     )

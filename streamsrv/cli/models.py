@@ -48,8 +48,7 @@ def _models(arguments: argparse.Namespace) -> None:
         "kv_heads": spec.num_kv_heads,
         "context": spec.context_length,
         "vocabulary": spec.vocab_size,
-        "tokenizer": tokenizer.get("type", "BPE")
-        + (" (byte fallback)" if tokenizer.get("byte_fallback") else ""),
+        "tokenizer": f"{tokenizer.get('type', 'BPE')}, {fallback}",
         "end_token_ids": list(vocabulary.eos_token_ids),
         "chat_template": vocabulary.chat_template is not None,
     }
