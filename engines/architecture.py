@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from engines.api import CheckpointError
+import numpy as np
+
+from engines.api import CheckpointError, FloatArray
 from engines.spec import Family, ModelSpec
 from engines.tensors import tensor_shapes
 
@@ -83,6 +85,21 @@ def check_tensors(
                 f"({_SUPPORTED[spec.family]})"
             )
     return names
+
+
+def check_finite(weights: FloatArray, stored: str, path: Path) -> None:
+    """Check that no weight is infinite or not a number.
+
+    Raises:
+        CheckpointError: one is, as in a damaged file.
+
+    """
+    # Least and largest pass on any NaN, and need no array of flags.
+    if weights.size and not (np.isfinite(weights.min()) and np.isfinite(weights.max())):
+        raise CheckpointError(
+            f"{path}: tensor {stored!r} holds weights that are not finite numbers; "
+            "the file is damaged, copy or download it again"
+        )
 
 
 _SUPPORTED = {

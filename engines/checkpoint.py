@@ -63,8 +63,13 @@ class Checkpoint(Protocol):
     def tensor(self, name: str, rows: slice | None = None) -> FloatArray:
         """Read a tensor, or some of its rows, into a new float32 array; only those rows are dequantised.
 
+        Args:
+            name: of the tensor.
+            rows: a slice of its first dimension, with a step of 1.
+
         Raises:
             KeyError: the model has no such tensor.
+            CheckpointError: it holds weights that are not finite numbers.
 
         """
         ...

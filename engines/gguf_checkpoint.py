@@ -15,7 +15,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from engines.api import CheckpointError, FloatArray
-from engines.architecture import check_spec, check_tensors, family_of
+from engines.architecture import check_finite, check_spec, check_tensors, family_of
 from engines.fields import Fields
 from engines.gguf_file import GgufFile, GgufTensor
 from engines.spec import Family, ModelInfo, ModelSpec, Vocabulary
@@ -121,7 +121,7 @@ class GgufCheckpoint:
         """Read a tensor, or some of its rows (of a vector: some of its items), into a new array."""
         stored = self._stored(name)
         if len(stored.shape) == 1:
-            vector: FloatArray = _dequantize(self._file.rows(stored), stored)[0]
+            vector: FloatArray = _dequantize(self._file.rows(stored), stored, self._path)[0]
             return vector if rows is None else vector[rows]
         source = self._file.rows(stored)
         order = self._row_order(name, stored.shape[0])
@@ -129,7 +129,7 @@ class GgufCheckpoint:
             source = source[order if rows is None else order[rows]]
         elif rows is not None:
             source = source[rows]
-        return _dequantize(source, stored)
+        return _dequantize(source, stored, self._path)
 
     def close(self) -> None:
         """Unmap the file."""
@@ -208,7 +208,7 @@ def _read_spec(file: GgufFile) -> ModelSpec:
         raise CheckpointError(f"{file.path}: tensor {_TOP_NAMES[EMBED]!r} is missing; is this a whole model?")
     spec = ModelSpec(
         family=family,
-        name=general.text("general.name", file.path.stem),
+        name=general.text("general.name", "") or file.path.stem,
         vocab_size=embedding.shape[0],
         hidden_size=hidden_size,
         num_layers=fields.integer("block_count"),
@@ -254,13 +254,13 @@ def _rope_factors(file: GgufFile, head_dim: int) -> tuple[float, ...] | None:
             f"{file.path}: tensor {ROPE_FACTORS!r} is {stored.kind.name} {list(stored.shape)}; "
             f"it must be F32 [{head_dim // 2}]"
         )
-    factors = _dequantize(file.rows(stored), stored)[0]
-    if not np.all(np.isfinite(factors) & (factors > 0)):
+    factors = _dequantize(file.rows(stored), stored, file.path)[0]
+    if not np.all(factors > 0):
         raise CheckpointError(f"{file.path}: tensor {ROPE_FACTORS!r} is damaged: not all positive")
     return None if np.all(factors == 1) else tuple(factors.tolist())
 
 
-def _dequantize(source: NDArray[np.uint8], tensor: GgufTensor) -> FloatArray:
+def _dequantize(source: NDArray[np.uint8], tensor: GgufTensor, path: Path) -> FloatArray:
     """Turn stored rows into `[rows, shape[-1]]` floats.
 
     The package works through groups of 16 rows, which for short rows is mostly overhead; blocks are
@@ -269,7 +269,10 @@ def _dequantize(source: NDArray[np.uint8], tensor: GgufTensor) -> FloatArray:
     num_rows, row_bytes = source.shape
     result = np.empty((num_rows, tensor.shape[-1]), np.float32)
     step = max(1, _CHUNK_BYTES // row_bytes)
-    for first in range(0, num_rows, step):
-        chunk = np.ascontiguousarray(source[first : first + step])
-        result[first : first + step] = dequantize(chunk.reshape(1, -1), tensor.kind).reshape(len(chunk), -1)
+    with np.errstate(all="ignore"):  # what damaged scales do is seen by `check_finite`
+        for first in range(0, num_rows, step):
+            chunk = np.ascontiguousarray(source[first : first + step])
+            part = result[first : first + step]
+            part[:] = dequantize(chunk.reshape(1, -1), tensor.kind).reshape(part.shape)
+            check_finite(part, tensor.name, path)
     return result

@@ -7,6 +7,7 @@ views for each string of the vocabulary, and it trusts the counts and sizes in t
 
 import mmap
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -43,8 +44,8 @@ SUPPORTED_TYPES = (
 )
 """How tensors may be stored."""
 
-MAX_ARRAY_ITEMS = 1 << 24
-"""Most items in a metadata array; the largest vocabularies have well under a million tokens."""
+MAX_ARRAY_ITEMS = 1 << 22
+"""Most items in a metadata array; the largest vocabularies have well under a million tokens or merges."""
 MAX_ARRAY_DEPTH = 4
 """How deep arrays may hold arrays."""
 MAX_DIMENSIONS = 4
@@ -137,7 +138,9 @@ class GgufFile:
 
     def close(self) -> None:
         """Unmap the file. Closing twice is allowed."""
-        self._map.close()
+        # While an error is on its way up, its traceback may hold a view: the map then goes with that.
+        with suppress(BufferError):
+            self._map.close()
 
 
 class _Header:

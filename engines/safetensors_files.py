@@ -11,6 +11,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from engines.api import CheckpointError, FloatArray
+from engines.architecture import check_finite
 from engines.hf_config import read_json
 
 SINGLE = "model.safetensors"
@@ -74,7 +75,12 @@ class SafetensorsFiles:
         return total.hexdigest()
 
     def read(self, name: str, rows: slice | None) -> FloatArray:
-        """Read a tensor, or some of its rows, as float32."""
+        """Read a tensor, or some of its rows, as float32.
+
+        Raises:
+            CheckpointError: it holds weights that are not finite numbers.
+
+        """
         if not self._slices:
             raise ValueError(f"{self._folder}: the checkpoint is closed")
         stored = self._slices[name]
@@ -84,7 +90,9 @@ class SafetensorsFiles:
             raise ValueError("rows must be a slice with a step of 1")
         if stop <= start:
             return np.empty((0, *self.shapes[name][1:]), np.float32)
-        return np.asarray(stored[start:stop], np.float32)
+        weights = np.asarray(stored[start:stop], np.float32)
+        check_finite(weights, name, self._folder)
+        return weights
 
     def close(self) -> None:
         """Unmap the files. Closing twice is allowed."""
@@ -106,8 +114,8 @@ class SafetensorsFiles:
                 self._weights_by_type[stored.get_dtype()] += prod(stored.get_shape())
         except FileNotFoundError:
             raise CheckpointError(f"{path}: is missing; copy or download the model again") from None
-        except OSError as error:
-            raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:  # ValueError: an impossible name in the index
+            raise CheckpointError(f"{path}: cannot be read: {error}") from error
         except SafetensorError as error:
             raise CheckpointError(
                 f"{path}: is cut short, or not a safetensors file ({error}); copy or download it again"
@@ -123,8 +131,7 @@ def _weight_paths(folder: Path) -> tuple[Path, ...]:
     placed = read_json(index).get("weight_map")
     if not isinstance(placed, dict) or not placed:
         raise CheckpointError(f"{index}: has no weight_map; copy or download it again")
-    names = set(placed.values())
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise CheckpointError(f"{index}: names {name!r}, which is not a file in its folder")
-    return tuple(folder / name for name in sorted(names))
+    for name in placed.values():
+        if not isinstance(name, str) or not name.endswith(".safetensors") or Path(name).name != name:
+            raise CheckpointError(f"{index}: names {name!r}, which is no safetensors file in its folder")
+    return tuple(folder / name for name in sorted(set(placed.values())))

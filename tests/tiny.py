@@ -5,6 +5,7 @@ Imports nothing of the project, so that golden values can be made from the same 
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -165,8 +166,22 @@ def write_hf(model: TinyModel, folder: Path, kind: str = "F32", num_shards: int 
     return folder
 
 
-def write_gguf(model: TinyModel, path: Path, kind: str = "F32") -> Path:
-    """Write a GGUF file with matrices of one kind that the gguf package can quantise, and return it."""
+def write_gguf(
+    model: TinyModel,
+    path: Path,
+    kind: str = "F32",
+    settings: Mapping[str, int | float | str | None] | None = None,
+    weights: Mapping[str, Floats] | None = None,
+) -> Path:
+    """Write a GGUF file and return its path.
+
+    Args:
+        model: what to write.
+        path: where to.
+        kind: how matrices are stored, of those that the gguf package can quantise.
+        settings: metadata to add or replace, or (None) to leave out.
+        weights: instead of `gguf_weights(model)`.
+    """
     import gguf
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -194,7 +209,15 @@ def write_gguf(model: TinyModel, path: Path, kind: str = "F32") -> Path:
     writer.add_eos_token_id(2)
     writer.add_add_bos_token(False)
     writer.add_chat_template(tiny_tokenizer.CHAT_TEMPLATE)
-    for name, value in gguf_weights(model).items():
+    for key, setting in (settings or {}).items():
+        writer.kv_data[0].pop(key, None)
+        if isinstance(setting, int):
+            writer.add_uint32(key, setting)
+        elif isinstance(setting, float):
+            writer.add_float32(key, setting)
+        elif isinstance(setting, str):
+            writer.add_string(key, setting)
+    for name, value in (gguf_weights(model) if weights is None else weights).items():
         stored = gguf.GGMLQuantizationType[kind if value.ndim == 2 else "F32"]
         writer.add_tensor(name, gguf.quantize(value, stored), raw_dtype=stored)
     writer.write_header_to_file()
