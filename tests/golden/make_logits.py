@@ -2,7 +2,7 @@
 
 Run from the repository's root, in an environment of its own:
 
-    python3 -m venv /tmp/golden && /tmp/golden/bin/pip install torch==2.13.0 transformers==5.24.0 ml-dtypes
+    python3 -m venv /tmp/golden && /tmp/golden/bin/pip install torch==2.13.0 transformers==5.24.0
     /tmp/golden/bin/python -m tests.golden.make_logits
 
 The models are random but always the same (see tests/tiny.py), so the file changes only if they do.
