@@ -43,8 +43,11 @@ class Detokenizer:
         """The stop string that ended the text, or None while none has."""
         return self._matched_stop
 
-    def push(self, token_id: int) -> str:
-        """Take the next token; return the text that became certain with it, which may be empty."""
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """Take the next token; return the text that became certain with it, which may be empty.
+
+        Without `may_stop` its text passes by, and no stop string is looked for in it.
+        """
         if token_id in self._skipped or self._matched_stop is not None:
             return ""
         data = self._token_bytes(token_id)
@@ -52,7 +55,7 @@ class Detokenizer:
             self._strip = False
             data = data.removeprefix(b" ")
         text = self._utf8.decode(data)
-        return self._through_stops(text) if self._stops is not None and text else text
+        return self._through_stops(text) if self._stops is not None and text and may_stop else text
 
     def flush(self) -> str:
         """Return what was held back: nothing can follow. A character left unfinished becomes U+FFFD."""

@@ -105,6 +105,11 @@ class WorkerPool:
         return len(self._registry)
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that do not run yet."""
+        return sum(worker.num_waiting for worker in self._workers)
+
+    @property
     def max_context(self) -> int:
         """Most tokens of a prompt and its output together."""
         cache = min(worker.cache.num_tokens for worker in self._workers)
@@ -193,6 +198,14 @@ class WorkerPool:
         await job.done.wait()
         return CancelOutcome.ABORTED
 
+    async def wait_idle(self) -> None:
+        """Wait until no stream lives and every job has ended."""
+        while self._registry:
+            self._released.clear()
+            await self._released.wait()
+        for worker in self._workers:
+            await worker.wait_idle()
+
     async def drain(self, grace_s: float) -> bool:
         """Take no more requests and wait for the streams that live; False if some were left and ended.
 
@@ -202,9 +215,7 @@ class WorkerPool:
         with_time_left = True
         try:
             async with asyncio.timeout(grace_s):
-                while self.num_streams:
-                    self._released.clear()
-                    await self._released.wait()
+                await self.wait_idle()
         except TimeoutError:
             with_time_left = False
         for job, worker in list(self._jobs.values()):

@@ -155,6 +155,11 @@ class Worker:
             self._to_abort.append((job, error))
             self._wake.set()
 
+    async def wait_idle(self) -> None:
+        """Wait until every job has ended."""
+        while self._jobs:
+            await next(iter(self._jobs.values())).done.wait()
+
     async def wait_ready(self) -> None:
         """Wait until it takes steps."""
         await self._ready.wait()
@@ -276,7 +281,7 @@ def _take_step(context: ExecutionContext, step: Step, jobs: list[Job]) -> list[_
 
 def _accept(job: Job, token_id: int) -> _Sampled:
     sequence, detokenizer = job.sequence, job.detokenizer
-    text = detokenizer.push(token_id)
+    text = detokenizer.push(token_id, may_stop=sequence.may_stop_next)
     finish = sequence.finish_by(token_id, detokenizer.matched_stop)
     if finish is not None:
         finish = Finish(finish.reason, finish.matched, detokenizer.flush())
