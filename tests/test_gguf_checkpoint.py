@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from engines.api import CheckpointError
 from engines.checkpoint import open_checkpoint
-from engines.gguf_file import SUPPORTED_TYPES
+from engines.gguf_header import SUPPORTED_TYPES
 from engines.spec import Family
 from tests import tiny
 from tests.conftest import TinyPaths

@@ -8,7 +8,8 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader
 
 from engines.api import CheckpointError
-from engines.gguf_file import MAX_ARRAY_ITEMS, GgufFile
+from engines.gguf_file import GgufFile
+from engines.gguf_header import MAX_ARRAY_ITEMS
 from tests.conftest import TinyPaths
 from tests.raw_gguf import ARRAY, STRING, UINT32, RawGguf, array, entry, tensor, text
 
