@@ -28,8 +28,7 @@ class Tokenizer:
         document = json.loads(vocabulary.tokenizer_json)
         # Whether control tokens are parsed is a property of the library's object: one object for each answer.
         self._parsing = _load(vocabulary.tokenizer_json)
-        self._plain = _load(vocabulary.tokenizer_json)
-        self._plain.encode_special_tokens = True
+        self._plain = _without_parsing(self._parsing)
         self._inner = _without_first_space(document) or self._plain
         added = self._plain.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
@@ -231,6 +230,21 @@ def _load(text: str) -> tokenizers.Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _without_parsing(tokenizer: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """Make a tokenizer to which control tokens in a text are text; the two share all that is large."""
+    plain = tokenizers.Tokenizer(tokenizer.model)
+    plain.normalizer = tokenizer.normalizer
+    plain.pre_tokenizer = tokenizer.pre_tokenizer
+    plain.post_processor = tokenizer.post_processor
+    plain.decoder = tokenizer.decoder
+    added = tokenizer.get_added_tokens_decoder()
+    plain.add_tokens([added[token_id] for token_id in sorted(added)])
+    if plain.get_added_tokens_decoder() != added:
+        raise CheckpointError("the model's tokenizer numbers its added tokens in no order; renumber them")
+    plain.encode_special_tokens = True
+    return plain
 
 
 def _without_first_space(document: dict[str, Any]) -> tokenizers.Tokenizer | None:
