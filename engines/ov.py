@@ -2,8 +2,11 @@
 
 import ctypes
 import logging
+import threading
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +20,9 @@ from engines.api import (
     StepBatch,
     StepResult,
 )
+from engines.cachesize import size_cache
 from engines.memory import GIB, available_bytes, usable_processors
-from engines.options import CacheType, EngineOptions, Precision
+from engines.options import CacheType, EngineOptions, Precision, WeightFormat
 from engines.prepared import GRAPH_FILE, PreparedModel, PreparedModels
 from engines.spec import ModelInfo
 
@@ -37,11 +41,13 @@ _LOG = logging.getLogger(__name__)
 
 ENGINE_NAME = "openvino"
 
-_DEFAULT_MEMORY_SHARE = 0.5
-_DEFAULT_LONGEST_SEQUENCES = 4
-_DEFAULT_TOKENS = 32_768
-
-_CACHE_TYPES = {CacheType.U8: "u8", CacheType.BF16: "bf16", CacheType.F16: "f16", CacheType.F32: "f32"}
+_CACHE_TYPES = {
+    # The plugin's attention reads bf16 caches only when it computes in bf16, and f16 and f32 ones only
+    # when in f32. The first of each row is what AUTO is: two bytes a number cost no accuracy that shows
+    # beside int8 weights, and read at twice the speed of f32; u8 was slower than both.
+    Precision.BF16: (CacheType.BF16, CacheType.U8),
+    Precision.F32: (CacheType.F16, CacheType.F32, CacheType.U8),
+}
 
 
 def open_openvino(
@@ -70,16 +76,26 @@ class OpenVinoEngine:
     """A compiled model; its weights are shared by all contexts."""
 
     def __init__(self, prepared: PreparedModel, options: EngineOptions) -> None:
+        """Compile a prepared model and own it.
+
+        Raises:
+            EngineError: the settings exclude each other, or OpenVINO refuses the model.
+
+        """
         self._prepared = prepared
         self._options = options
+        self._cached_bytes = 0
+        self._lock = threading.Lock()  # contexts are made on threads of their own
         core = ov.Core()
-        config = _configuration(core, options)
+        settings = _settings(core, options)
         try:
             model = _read_graph(core, prepared.folder / GRAPH_FILE)
-            self._compiled: ov.CompiledModel | None = core.compile_model(model, "CPU", config)
+            self._compiled: ov.CompiledModel | None = core.compile_model(model, "CPU", settings)
         except RuntimeError as error:
             raise EngineError(f"OpenVINO could not compile {prepared.model.name}: {error}") from error
-        _LOG.info("compiled %s with %s", prepared.model.name, config)
+        del model
+        _return_freed_memory()
+        _LOG.info("compiled %s on %s with %s", prepared.model.name, _processor(core), settings)
 
     @property
     def name(self) -> str:
@@ -98,9 +114,14 @@ class OpenVinoEngine:
             OutOfMemoryError: the cache does not fit in the memory allowed.
 
         """
-        if self._compiled is None:
-            raise EngineError("the engine is closed")
-        return OpenVinoContext(self._compiled, self.model, self._options)
+        with self._lock:
+            if self._compiled is None:
+                raise EngineError("the engine is closed")
+            # The system gives a cache's memory when it is first written: what others will take counts.
+            available = max(0, available_bytes() - self._cached_bytes)
+            context = OpenVinoContext(self._compiled, self.model, self._options, available, self._on_closed)
+            self._cached_bytes += _cache_bytes(context.cache)
+            return context
 
     def close(self) -> None:
         """Free the weights."""
@@ -108,32 +129,47 @@ class OpenVinoEngine:
         self._prepared.close()
         _return_freed_memory()
 
+    def _on_closed(self, cache: CacheSpec) -> None:
+        with self._lock:
+            self._cached_bytes -= _cache_bytes(cache)
+
 
 class OpenVinoContext:
     """One infer request and the pools of keys and values that it reads and writes."""
 
-    def __init__(self, compiled: ov.CompiledModel, model: ModelInfo, options: EngineOptions) -> None:
+    def __init__(
+        self,
+        compiled: ov.CompiledModel,
+        model: ModelInfo,
+        options: EngineOptions,
+        available: int,
+        on_closed: Callable[[CacheSpec], None],
+    ) -> None:
+        """Allocate the cache out of `available` bytes; `on_closed` hears when it is free again."""
         self._spec = model.spec
-        pools = [port for port in compiled.inputs if "_cache." in port.any_name]
+        self._on_closed = on_closed
+        ports = {port.any_name: port for port in compiled.inputs}
+        pools = {name: port for name, port in ports.items() if "_cache." in name}
         # [blocks, kv_heads, block_size, head_dim and, for u8, its scale]: the plugin's choice but the first.
-        shapes = {
-            port.any_name: [int(d.get_length()) for d in list(port.partial_shape)[1:]] for port in pools
-        }
-        block_size = shapes[pools[0].any_name][1]
-        bytes_per_block = sum(int(np.prod(shapes[port.any_name])) * port.element_type.size for port in pools)
-        num_blocks = _num_blocks(block_size, bytes_per_block, model, options)
-        self._cache = CacheSpec(num_blocks, block_size, bytes_per_block)
+        shapes = {name: [d.get_length() for d in list(p.partial_shape)[1:]] for name, p in pools.items()}
+        bytes_per_block = sum(prod(shapes[name]) * port.element_type.size for name, port in pools.items())
+        block_size = next(iter(shapes.values()))[1]
+        self._cache = size_cache(self._spec, options, block_size, bytes_per_block, available)
         try:
             self._request: ov.InferRequest | None = compiled.create_infer_request()
-            for port in pools:
-                shape = ov.Shape([num_blocks, *shapes[port.any_name]])
-                self._request.set_tensor(port.any_name, ov.Tensor(port.element_type, shape))
+            for name, port in pools.items():
+                shape = ov.Shape([self._cache.num_blocks, *shapes[name]])
+                self._request.set_tensor(name, ov.Tensor(port.element_type, shape))
         except (RuntimeError, MemoryError) as error:
             raise OutOfMemoryError(
-                f"a cache of {num_blocks} blocks of {bytes_per_block} bytes, "
-                f"{num_blocks * bytes_per_block / GIB:.2f} GiB, could not be allocated: {error}"
+                f"a cache of {self._cache.num_blocks} blocks of {bytes_per_block} bytes, "
+                f"{_cache_bytes(self._cache) / GIB:.2f} GiB, could not be allocated: {error}"
             ) from error
-        self._held: dict[str, NDArray[np.generic]] = {}
+        self._inputs = {
+            port.any_name: _Input(self._request, index, port.element_type)
+            for index, port in enumerate(compiled.inputs)
+            if port.any_name not in pools
+        }
 
     @property
     def cache(self) -> CacheSpec:
@@ -149,108 +185,120 @@ class OpenVinoContext:
         """
         if self._request is None:
             raise EngineError("the context is closed")
-        lengths = np.diff(batch.query_begins)
-        contexts = batch.past_lens + lengths
+        begins, past = batch.query_begins, batch.past_lens
+        lengths = begins[1:] - begins[:-1]
+        contexts = past + lengths
         self._check(batch, lengths, contexts)
-        positions = np.arange(batch.num_tokens, dtype=np.int64)
-        positions -= np.repeat(batch.query_begins[:-1] - batch.past_lens, lengths)
-        # The arrays are shared with OpenVINO, not copied: they must live until the next step.
-        self._held = {
-            "input_ids": batch.token_ids.reshape(-1, 1),
-            "position_ids": positions.reshape(-1, 1),
-            "past_lens": batch.past_lens,
-            "subsequence_begins": batch.query_begins,
-            "block_indices": batch.block_ids,
-            "block_indices_begins": batch.block_begins,
-            "max_context_len": contexts.max(initial=0, keepdims=True).reshape(()).astype(np.int32),
-            "logit_rows": batch.logit_rows,
-        }
+        if batch.num_tokens == batch.num_sequences:  # one token each
+            positions = past
+        else:
+            positions = np.repeat(past - begins[:-1], lengths) + np.arange(batch.num_tokens, dtype=np.int32)
+        inputs = self._inputs
         try:
-            for name, array in self._held.items():
-                self._request.set_tensor(name, ov.Tensor(array, shared_memory=True))
-            self._request.infer()
-            logits = self._request.get_output_tensor(0).data
+            inputs["input_ids"].set(batch.token_ids[:, None])
+            inputs["position_ids"].set(positions[:, None])
+            inputs["past_lens"].set(past)
+            inputs["subsequence_begins"].set(begins)
+            inputs["block_indices"].set(batch.block_ids)
+            inputs["block_indices_begins"].set(batch.block_begins)
+            inputs["max_context_len"].set(contexts.max(keepdims=True)[0, ...])
+            inputs["logit_rows"].set(batch.logit_rows)
+            self._request.infer(share_outputs=True)  # other Python threads run meanwhile
+            return StepResult(self._request.get_output_tensor(0).data)
         except RuntimeError as error:
             raise EngineError(f"OpenVINO failed in a step of {batch.num_tokens} tokens: {error}") from error
-        return StepResult(logits)
 
     def close(self) -> None:
         """Free the cache."""
         if self._request is None:
             return
         self._request = None
-        self._held = {}
+        self._inputs = {}
         _return_freed_memory()
+        self._on_closed(self._cache)
 
     def _check(self, batch: StepBatch, lengths: IntArray, contexts: IntArray) -> None:
-        """Refuse what would read or write outside of the tables: a few microseconds."""
-        longest = int(contexts.max(initial=0))
-        if lengths.min(initial=1) < 1 or longest > self._spec.context_length:
+        """Refuse what would make the plugin read or write outside of its tables."""
+        if not batch.num_sequences or lengths.min() < 1 or batch.query_begins[-1] != batch.num_tokens:
+            raise EngineError("a step needs sequences, and each of them new tokens")
+        longest = int(contexts.max())
+        if longest > self._spec.context_length or batch.past_lens.min() < 0:
             raise EngineError(
-                f"a sequence of {longest} tokens, or one without new tokens; the model's context is "
-                f"{self._spec.context_length}"
+                f"a sequence of {longest} tokens does not fit in the context of {self._spec.context_length}"
             )
         for what, ids, bound in (
-            ("token id", batch.token_ids, self._spec.vocab_size),
-            ("block", batch.block_ids, self._cache.num_blocks),
-            ("logit row", batch.logit_rows, batch.num_tokens),
+            ("token id", batch.token_ids.view(np.uint64), self._spec.vocab_size),
+            ("block", batch.block_ids.view(np.uint32), self._cache.num_blocks),
+            ("logit row", batch.logit_rows.view(np.uint64), batch.num_tokens),
         ):
-            if ids.size and (ids.min() < 0 or ids.max() >= bound):
-                raise EngineError(f"a {what} is outside of 0 .. {bound - 1}")
-        if (np.diff(batch.block_begins) * self._cache.block_size < contexts).any():
+            if ids.max(initial=0) >= bound:  # unsigned: a negative number is a huge one
+                raise EngineError(f"a {what} of the step is not in 0 .. {bound - 1}")
+        num_blocks = batch.block_begins[1:] - batch.block_begins[:-1]
+        if (num_blocks * self._cache.block_size < contexts).any():
             raise EngineError("a sequence has fewer blocks than its tokens need")
 
 
-def _configuration(core: ov.Core, options: EngineOptions) -> dict[str, object]:
-    """Choose the plugin's settings."""
-    native = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    precision = options.precision
-    if precision is Precision.AUTO:
-        precision = Precision.BF16 if native else Precision.F32
-    cache = options.cache_type
-    if cache is CacheType.AUTO:
-        cache = CacheType.BF16 if precision is Precision.BF16 else CacheType.F32
-    config: dict[str, object] = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": options.num_threads or usable_processors(),
-        "INFERENCE_PRECISION_HINT": precision.value,
-        "KV_CACHE_PRECISION": _CACHE_TYPES[cache],
-    }
-    return config
+class _Input:
+    """One of the request's inputs, in memory of its own that is kept while its shape stays."""
+
+    def __init__(self, request: ov.InferRequest, index: int, kind: Type) -> None:
+        self._request = request
+        self._index = index
+        self._kind = kind
+        self._values: NDArray[Any] | None = None
+
+    def set(self, values: NDArray[Any]) -> None:
+        """Copy values in: cheaper for the few that they are than to bind a new tensor at each step."""
+        if self._values is None or self._values.shape != values.shape:
+            tensor = ov.Tensor(self._kind, ov.Shape(values.shape))
+            self._request.set_input_tensor(self._index, tensor)
+            self._values = tensor.data
+        self._values[...] = values
 
 
-def _num_blocks(block_size: int, bytes_per_block: int, model: ModelInfo, options: EngineOptions) -> int:
-    """Divide the memory allowed into blocks.
-
-    Without a setting it is half of what the process can still take, but no more than four sequences of
-    the greatest length need, or 32,768 tokens where that is more.
+def _settings(core: ov.Core, options: EngineOptions) -> dict[str, Any]:
+    """Choose the plugin's settings.
 
     Raises:
-        OutOfMemoryError: not one block fits, or what was asked for is more than there is.
+        EngineError: the cache type does not go with the precision.
 
     """
-    available = available_bytes()
-    context = min(options.max_context or model.spec.context_length, model.spec.context_length)
-    if options.cache_gib is not None:
-        allowed = int(options.cache_gib * GIB)
-        origin = f"the setting of {options.cache_gib:g} GiB"
-    else:
-        tokens = max(_DEFAULT_LONGEST_SEQUENCES * context, _DEFAULT_TOKENS)
-        needed = -(-tokens // block_size) * bytes_per_block
-        allowed = min(needed, int(available * _DEFAULT_MEMORY_SHARE))
-        origin = f"half of the {available / GIB:.2f} GiB of memory left to this process"
-    num_blocks = allowed // bytes_per_block
-    if num_blocks < 1:
-        raise OutOfMemoryError(
-            f"{origin} leaves {allowed} bytes for the cache, and one block of {block_size} tokens takes "
-            f"{bytes_per_block} bytes; allow more memory or take a smaller model"
+    precision, cache_type = options.precision, options.cache_type
+    if precision is Precision.AUTO:
+        # BF16 is listed where the processor has it in hardware; elsewhere it would be emulated.
+        native = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+        precision = Precision.BF16 if native else Precision.F32
+        if cache_type in _CACHE_TYPES[Precision.F32][:2]:
+            precision = Precision.F32
+    allowed = _CACHE_TYPES[precision]
+    if cache_type is CacheType.AUTO:
+        exact = options.precision is Precision.F32 and options.weights is WeightFormat.FLOAT32
+        cache_type = CacheType.F32 if exact else allowed[0]
+    if cache_type not in allowed:
+        raise EngineError(
+            f"the openvino engine keeps no {cache_type.value} cache when it computes in {precision.value}; "
+            f"then it may be {', '.join(kind.value for kind in allowed)}"
         )
-    if allowed > available:
-        raise OutOfMemoryError(
-            f"{origin} is more than the {available / GIB:.2f} GiB of memory left to this process; lower the "
-            "cache's memory or leave it unset"
-        )
-    return num_blocks
+    settings: dict[str, Any] = {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": precision.value,
+        "KV_CACHE_PRECISION": cache_type.value,
+        "INFERENCE_NUM_THREADS": options.num_threads or usable_processors(),
+        # A pinned thread waits for its processor while the server's loop has it; the others wait for it.
+        "ENABLE_CPU_PINNING": False,
+    }
+    if options.precision is Precision.F32:
+        # Otherwise the plugin rounds activations to 8 bits, 32 at a time, before int8 weights.
+        settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0
+    return settings
+
+
+def _cache_bytes(cache: CacheSpec) -> int:
+    return cache.num_blocks * cache.bytes_per_block
+
+
+def _processor(core: ov.Core) -> str:
+    return str(core.get_property("CPU", "FULL_DEVICE_NAME"))
 
 
 def _read_graph(core: ov.Core, path: Path) -> ov.Model:
@@ -266,7 +314,7 @@ def _read_graph(core: ov.Core, path: Path) -> ov.Model:
     return model
 
 
-def _convert_linear(node: ov.frontend.NodeContext) -> list[ov.Output]:
+def _convert_linear(node: Any) -> list[ov.Output]:
     """Multiply by stored weights; in this form the plugin keeps int8 weights compressed."""
     weights = node.get_input(1)
     if weights.get_element_type() != Type.f32:
@@ -276,17 +324,17 @@ def _convert_linear(node: ov.frontend.NodeContext) -> list[ov.Output]:
     return list(ops.matmul(node.get_input(0), weights, False, True).outputs())
 
 
-def _convert_attention(node: ov.frontend.NodeContext) -> list[ov.Output]:
+def _convert_attention(node: Any) -> list[ov.Output]:
     """Make the plugin's paged attention out of ours; what is not used are empty constants."""
     try:
         from openvino.op import _PagedAttentionExtension
     except ImportError as error:
         raise EngineError(
-            f"OpenVINO {ov.__version__} has no paged attention under its known name; "
-            "install a version that streamsrv supports: pip install 'streamsrv[openvino]'"
+            f"OpenVINO {ov.__version__} has no paged attention under the name that streamsrv knows; "
+            "install a version that it supports: pip install 'streamsrv[openvino]'"
         ) from error
 
-    def constant(value: object, kind: type[np.generic]) -> ov.Output:
+    def constant(value: float, kind: type[np.generic]) -> ov.Output:
         return ops.constant(np.array(value, kind)).output(0)
 
     def empty(kind: type[np.generic], rank: int = 1) -> ov.Output:
@@ -297,33 +345,33 @@ def _convert_attention(node: ov.frontend.NodeContext) -> list[ov.Output]:
         constant(node.get_attribute("scale"), np.float32),
         constant(0, np.int32),  # sliding window: none
         empty(np.float32),  # ALiBi slopes
-        node.get_input(9),
+        node.get_input(9),  # max_context_len
         empty(np.int32),  # score aggregation window
-        empty(np.int32),  # rotated block indices
-        empty(np.int32),  # rotation deltas
-        empty(np.float32),  # rotation table
-        empty(np.float32),  # sparse attention: threshold
-        constant(0, np.int32),  # its block size
-        constant(0, np.int32),  # its stride
+        empty(np.int32),  # rotation of cached keys: blocks,
+        empty(np.int32),  # deltas,
+        empty(np.float32),  # table
+        empty(np.float32),  # sparse attention: threshold,
+        constant(0, np.int32),  # block size,
+        constant(0, np.int32),  # stride
         empty(np.float32, 4),  # sinks
-        constant(0, np.int32),  # adaptive eviction: start size
-        empty(np.int32),  # its evictable sizes
-        empty(np.int32),  # its block indices
+        constant(0, np.int32),  # eviction: start,
+        empty(np.int32),  # evictable sizes,
+        empty(np.int32),  # blocks,
         empty(np.int32),  # their begins
-        empty(np.int32),  # token type ids
-        empty(np.uint8),
-        empty(np.int32),
+        empty(np.int32),  # token types
+        empty(np.uint8),  # query-to-query bias,
+        empty(np.int32),  # its begins
     ]
     attention = _PagedAttentionExtension(arguments)
-    heads, width = node.get_attribute("num_kv_heads"), node.get_attribute("head_dim")
+    num_heads, width = node.get_attribute("num_kv_heads"), node.get_attribute("head_dim")
     info = attention.get_rt_info()
-    info["num_k_heads"] = info["num_v_heads"] = heads
+    info["num_k_heads"] = info["num_v_heads"] = num_heads
     info["k_head_size"] = info["v_head_size"] = width
     return list(attention.outputs()[:1])
 
 
 def _return_freed_memory() -> None:
-    """Ask the allocator to give freed pages back to the system."""
+    """Ask the C library's allocator to give freed pages back to the system, where it can."""
     try:
         ctypes.CDLL(None).malloc_trim(0)
     except (OSError, AttributeError):  # not glibc

@@ -1,9 +1,9 @@
 """Models made ready for an engine, kept on disk, so that only the first start pays for it.
 
 A prepared model is a folder: the graph, its weights, the tokenizer and a manifest with each file's
-size and SHA-256. Its name is a hash of everything that it was made from: the content of the model's
-files, the weight format, the dialect, and the code that prepares. It appears under that name by one
-rename, complete.
+size and SHA-256. Its name has two hashes: of what it was made from (the content of the model's files, the
+weight format, the dialect) and of the code that prepares. It appears under that name by one rename,
+complete.
 """
 
 import errno
@@ -39,7 +39,15 @@ _USED_FILE = "last_used"
 _DRAFT_PREFIX = "draft-"
 _SOURCE_SUFFIXES = {".safetensors", ".json", ".jinja", ".model", ".txt"}
 """Files of a Hugging Face folder that can make a difference."""
-_RUNTIME_MODULES = {"api.py", "memory.py", "ov.py", "registry.py", "scripted.py"}
+_RUNTIME_MODULES = {
+    "api.py",
+    "cachesize.py",
+    "demo_model.py",
+    "memory.py",
+    "ov.py",
+    "registry.py",
+    "scripted.py",
+}
 """Modules that have no part in what is prepared."""
 
 Progress = Callable[[str, float], None]
@@ -116,7 +124,7 @@ class PreparedModels:
                 entry = folder / key
                 manifest = self._load_or_prepare(entry, lock, path, weights, dialect, report)
                 (entry / _USED_FILE).touch()
-                self._evict(folder)
+                self._evict(entry)
             except BaseException:
                 lock.release()
                 raise
@@ -131,6 +139,11 @@ class PreparedModels:
                 shutil.rmtree(folder, ignore_errors=True)
 
         return PreparedModel(entry, replace(manifest.model, path=str(path)), release)
+
+    @property
+    def folder(self) -> Path:
+        """Where the models are."""
+        return self._folder
 
     def entries(self) -> list[PreparedEntry]:
         """List what is there, most recently used first."""
@@ -204,15 +217,19 @@ class PreparedModels:
                 _prepare(entry, path, weights, dialect, report)
             # Between the two locks another process may evict the model; then the loop prepares it again.
 
-    def _evict(self, folder: Path) -> None:
-        """Remove the least recently used models beyond the bound; those in use stay."""
-        entries = sorted(_entry_folders(folder), key=_last_used, reverse=True)
+    def _evict(self, opened: Path) -> None:
+        """Remove what is of no use any more and, beyond the bound, what was not used for longest.
+
+        Of no use is what other code made of the model just opened. What is in use stays.
+        """
+        source = opened.name.partition("-")[0]
         total = 0
-        for entry in entries:
-            total += _size_bytes(entry)
-            if total > self._bound_bytes and (size := _remove(entry)):
+        for entry in sorted(_entry_folders(opened.parent), key=_last_used, reverse=True):
+            total += (size := _size_bytes(entry))
+            is_old = entry != opened and entry.name.startswith(f"{source}-")
+            if (is_old or total > self._bound_bytes) and _remove(entry):
                 total -= size
-                _LOG.info("removed the prepared model %s to keep the cache within its bound", entry)
+                _LOG.info("removed the prepared model %s", entry)
 
 
 def _key(path: Path, weights: WeightFormat, dialect: str, digests: FileDigests) -> str:
@@ -222,8 +239,8 @@ def _key(path: Path, weights: WeightFormat, dialect: str, digests: FileDigests) 
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     name = path.resolve().name  # names a model that does not say its own
-    parts = [name, sources, weights.value, dialect, _code_digest()]
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+    parts = [name, sources, weights.value, dialect]
+    return f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}-{_code_digest()[:8]}"
 
 
 def _source_files(path: Path) -> list[Path]:
