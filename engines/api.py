@@ -126,6 +126,7 @@ class ExecutionContext(Protocol):
 
         Raises:
             EngineError: the step failed; the context must be closed and the cache is lost.
+
         """
         ...
 
@@ -152,6 +153,7 @@ class Engine(Protocol):
 
         Raises:
             OutOfMemoryError: the cache does not fit in the memory allowed.
+
         """
         ...
 

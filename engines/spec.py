@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 
 class Family(Enum):
@@ -35,7 +36,7 @@ class ModelSpec:
 
     family: Family
     name: str
-    """The checkpoint's own name for itself, or its file's; for people."""
+    """The checkpoint's own name for itself; for people."""
     vocab_size: int
     hidden_size: int
     num_layers: int
@@ -101,5 +102,5 @@ class ModelInfo:
 
     @property
     def name(self) -> str:
-        """The name that requests use unless the server's settings give another."""
-        return self.spec.name
+        """What requests call the model unless the settings give another name: its file's or folder's."""
+        return Path(self.path).name.removesuffix(".gguf") or self.spec.name

@@ -37,8 +37,11 @@ def _health(arguments: argparse.Namespace) -> None:
 
 async def _check(server: str) -> health_pb2.HealthCheckResponse:
     async with grpc.aio.insecure_channel(server) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)  # its type stubs lack the methods
         try:
-            return await stub.Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
+            answer: health_pb2.HealthCheckResponse = await stub.Check(
+                health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S
+            )
         except grpc.aio.AioRpcError as error:
             raise call_failed(error) from None
+    return answer

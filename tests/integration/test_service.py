@@ -273,7 +273,7 @@ async def test_too_many_waiting_requests_are_refused_with_a_hint() -> None:
 
 async def started_steps(server: TestServer) -> None:
     """Wait until nothing waits: the worker has taken what there is into a step."""
-    while server.pool.num_waiting:  # noqa: ASYNC110: nothing announces the start of a step
+    while server.pool.num_waiting:  # noqa: ASYNC110 (nothing announces a step's start)
         await asyncio.sleep(0)
 
 
@@ -368,10 +368,10 @@ async def test_resume_is_declared_and_says_that_it_is_not_there() -> None:
 async def test_a_prompt_is_tokenized_as_generate_reads_it() -> None:
     async with running() as server:
         for prompt in ("Größe 🙂", [5, 6, 7], [("system", "be brief"), ("user", "hello")]):
-            stream = server.client.generate(prompt)  # type: ignore[arg-type]
+            stream = server.client.generate(prompt)
             start = await stream.start()
             stream.close()
-            assert start.num_prompt_tokens == len(await server.client.tokenize(prompt))  # type: ignore[arg-type]
+            assert start.num_prompt_tokens == len(await server.client.tokenize(prompt))
 
 
 async def test_models_and_server_are_described() -> None:
@@ -393,7 +393,7 @@ async def test_models_and_server_are_described() -> None:
 
 async def test_health_and_reflection_are_served() -> None:
     async with running() as server, grpc.aio.insecure_channel(server.target) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
+        stub: Any = health_pb2_grpc.HealthStub(channel)
         for service in ("", SERVICE_NAME):
             answer = await stub.Check(health_pb2.HealthCheckRequest(service=service))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
