@@ -113,4 +113,4 @@ def test_every_setting_is_documented() -> None:
 
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
-        Settings().max_running = 3
+        Settings().max_running = 3  # type: ignore[misc]
