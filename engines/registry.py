@@ -17,9 +17,16 @@ def _open_openvino(path: Path, options: EngineOptions, progress: Progress) -> En
     return open_openvino(path, options, progress)
 
 
+def _open_scripted(_path: Path, _options: EngineOptions, _progress: Progress) -> Engine:
+    from engines.scripted import ScriptedEngine
+
+    return ScriptedEngine()
+
+
 # Each opener imports its engine's module, and so its package, only when called.
 _OPENERS: Mapping[str, Callable[[Path, EngineOptions, Progress], Engine]] = {
     "openvino": _open_openvino,
+    "scripted": _open_scripted,
 }
 
 AUTO = "auto"

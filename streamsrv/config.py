@@ -75,9 +75,11 @@ class Settings(BaseSettings):
 
     model: str = Field("demo", description="a GGUF file, a Hugging Face folder, or 'demo'")
     model_name: str | None = Field(
-        None, min_length=1, description="what requests call the model; default: the checkpoint's own name"
+        None, min_length=1, description="what requests call the model; default: its file's or folder's name"
     )
-    engine: str = Field("auto", description="what computes; 'auto' takes the fastest that this machine has")
+    engine: str = Field(
+        "auto", description="what computes: auto (the best for this machine), openvino, or scripted"
+    )
     listen: str = Field("127.0.0.1:50051", description="HOST:PORT; port 0 takes a free one")
     allow_plaintext: bool = Field(
         False, description="allow listening beyond loopback without TLS: anyone who reaches the port can call"

@@ -85,7 +85,7 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
             on_state=announce,
         )
         await stack.enter_async_context(pool.running())
-        server = _grpc_server(settings)
+        server = grpc.aio.server(options=grpc_options(settings))
         name = settings.model_name or engine.model.name
         service = InferenceService({name: pool}, max_message_bytes=settings.max_message_mib << 20)
         add_InferenceServiceServicer_to_server(service, server)
@@ -134,9 +134,9 @@ async def _set_health(health: health_aio.HealthServicer, healthy: bool) -> None:
         await health.set(service, status)
 
 
-def _grpc_server(settings: Settings) -> grpc.aio.Server:
-    # Each name is held against grpc's own list in the tests: a misspelt one is ignored silently.
-    options = [
+def grpc_options(settings: Settings) -> list[tuple[str, int]]:
+    """List the options that the gRPC server is made with; grpc ignores names that it does not know."""
+    return [
         ("grpc.max_receive_message_length", settings.max_message_mib << 20),
         ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share its calls
         ("grpc.keepalive_time_ms", 60_000),  # a peer that died is noticed after this and the next
@@ -144,7 +144,6 @@ def _grpc_server(settings: Settings) -> grpc.aio.Server:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients may ping idle connections
     ]
-    return grpc.aio.server(options=options)
 
 
 def _bind(server: grpc.aio.Server, settings: Settings) -> int:

@@ -15,6 +15,8 @@ import uvloop
 
 from streamsrv.config import ENV_PREFIX, Settings, load_settings
 
+_METAVARS = {"model": "PATH|demo", "model_name": "NAME", "engine": "NAME", "listen": "HOST:PORT"}
+
 
 def add_command(commands: Any) -> None:  # argparse's own type for it is private
     """Add the command to the program's."""
