@@ -1,0 +1,36 @@
+"""Processor time of processes."""
+
+import psutil
+
+from streamsrv.bench.errors import BenchError
+
+
+class CpuClock:
+    """Processor time that a process of this machine has used, over all of its threads."""
+
+    def __init__(self, pid: int | None = None) -> None:
+        """`pid` is the process; None is this one.
+
+        Raises:
+            BenchError: there is no such process here.
+        """
+        self._pid = pid
+        try:
+            self._process = psutil.Process(pid)
+        except psutil.NoSuchProcess:
+            raise BenchError(
+                f"there is no process {pid} on this machine; --server-pid takes the server's process id, "
+                "and only where it runs on the machine that measures"
+            ) from None
+
+    def seconds(self) -> float:
+        """Seconds used so far, in user and kernel mode.
+
+        Raises:
+            BenchError: the process has ended.
+        """
+        try:
+            times = self._process.cpu_times()
+        except psutil.NoSuchProcess:
+            raise BenchError(f"process {self._pid} ended while it was being measured") from None
+        return float(times.user + times.system)

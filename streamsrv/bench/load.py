@@ -1,0 +1,137 @@
+"""A closed loop of clients: each sends its next request when the one before has ended."""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from streamsrv.client import Client
+from streamsrv.errors import CallFailedError, StreamCorruptError
+from streamsrv.v1 import inference_pb2 as pb
+
+# After a refusal without a hint of the server's: enough that a server that refuses is not stormed.
+_PAUSE_AFTER_ERROR_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """How much load, and until when: by a number of requests or by a time, exactly one of them."""
+
+    concurrency: int
+    """Clients, and so streams at the same time."""
+    num_requests: int | None = None
+    """Requests in all."""
+    duration_s: float | None = None
+    """Seconds in which requests are begun; those that run then are read to their end."""
+
+    def __post_init__(self) -> None:
+        """Check what the command line has checked already."""
+        assert self.concurrency >= 1
+        assert (self.num_requests is None) != (self.duration_s is None)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A message with tokens."""
+
+    at_s: float
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a request failed."""
+
+    code: str
+    """The status code's name, or the reason of an error that the client found itself."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """What was seen of one request. Times are those of `time.perf_counter`, in seconds."""
+
+    began_s: float
+    ended_s: float
+    num_prompt_tokens: int
+    arrivals: tuple[Arrival, ...]
+    num_bytes: int
+    """Of gRPC messages received, each with its 5-byte prefix, the StreamStart included."""
+    failure: Failure | None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens received."""
+        return sum(arrival.num_tokens for arrival in self.arrivals)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """What a loop of clients has seen."""
+
+    concurrency: int
+    began_s: float
+    ended_s: float
+    idle_s: float
+    """When the first client found nothing more to send: until then all of them had a request."""
+    records: tuple[RequestRecord, ...]
+    """In the order of their ends."""
+
+
+async def run_closed_loop(
+    client: Client,
+    make_request: Callable[[int], pb.GenerateRequest],
+    plan: LoadPlan,
+    *,
+    first_index: int = 0,
+    on_record: Callable[[RequestRecord], None] = lambda _record: None,
+) -> LoadRun:
+    """Send requests `first_index` and on from `plan.concurrency` clients over one connection."""
+    indices = itertools.count(first_index)
+    end_index = None if plan.num_requests is None else first_index + plan.num_requests
+    records: list[RequestRecord] = []
+    idle_s: list[float] = []
+    began_s = time.perf_counter()
+
+    def next_index() -> int | None:
+        if plan.duration_s is not None and time.perf_counter() - began_s >= plan.duration_s:
+            return None
+        index = next(indices)
+        return index if end_index is None or index < end_index else None
+
+    async def loop() -> None:
+        while (index := next_index()) is not None:
+            record, pause_s = await _send(client, make_request(index))
+            records.append(record)
+            on_record(record)
+            if pause_s:
+                await asyncio.sleep(pause_s)
+        idle_s.append(time.perf_counter())
+
+    async with asyncio.TaskGroup() as clients:
+        for _ in range(plan.concurrency):
+            clients.create_task(loop())
+    return LoadRun(plan.concurrency, began_s, time.perf_counter(), min(idle_s), tuple(records))
+
+
+async def _send(client: Client, request: pb.GenerateRequest) -> tuple[RequestRecord, float]:
+    """Read one stream; what was seen, and how long to wait before the next."""
+    began_s = time.perf_counter()
+    arrivals: list[Arrival] = []
+    failure, pause_s, num_prompt_tokens = None, 0.0, 0
+    async with client.send(request) as stream:
+        try:
+            num_prompt_tokens = (await stream.start()).num_prompt_tokens
+            async for chunk in stream:
+                if chunk.num_tokens:
+                    # One by one, so that those before an error are kept.
+                    arrivals.append(Arrival(time.perf_counter(), chunk.num_tokens))  # noqa: PERF401
+        except CallFailedError as error:
+            failure = Failure(error.code, str(error))
+            pause_s = error.retry_after_s or _PAUSE_AFTER_ERROR_S
+        except StreamCorruptError as error:
+            failure, pause_s = Failure(error.reason, str(error)), _PAUSE_AFTER_ERROR_S
+    ended_s = time.perf_counter()
+    record = RequestRecord(began_s, ended_s, num_prompt_tokens, tuple(arrivals), stream.num_bytes, failure)
+    return record, pause_s

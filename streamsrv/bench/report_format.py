@@ -1,0 +1,77 @@
+"""A report as lines for people and as an object for programs."""
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from streamsrv.bench.measure import Measured
+from streamsrv.bench.percentiles import Distribution
+from streamsrv.bench.report import LoadReport, Rate
+
+
+def as_object(measured: Measured) -> dict[str, Any]:
+    """Lay everything out for JSON; what was not measured is null."""
+    report = measured.report
+    result = {**asdict(measured), "report": asdict(report)}
+    for name, rate in (("whole", report.whole), ("steady", report.steady)):
+        if rate is not None:
+            result["report"][name] |= {
+                "output_tokens_per_s": rate.output_tokens_per_s,
+                "prompt_tokens_per_s": rate.prompt_tokens_per_s,
+            }
+    return result
+
+
+def as_lines(measured: Measured) -> Iterator[str]:
+    """Lay it out for reading."""
+    report = measured.report
+    yield f"engine {measured.engine}, streamsrv {measured.version}, seed {measured.seed}"
+    yield f"{report.num_completed} requests completed, {report.num_failed} failed"
+    for error in report.errors:
+        yield f"  {error.num} x {error.code}, the first: {error.message}"
+    yield ""
+    yield f"{'milliseconds':<24}{'mean':>10}{'p50':>10}{'p90':>10}{'p99':>10}{'max':>10}"
+    for name, distribution in (
+        ("time to first token", report.time_to_first_token_s),
+        ("inter-token", report.inter_token_s),
+        ("between messages", report.message_gap_s),
+        ("end to end", report.end_to_end_s),
+    ):
+        if distribution is not None:
+            yield f"{name:<24}{_milliseconds(distribution)}"
+    yield "inter-token: the time between two messages, divided by the second one's tokens, once for each"
+    yield ""
+    yield f"{'tokens/s':<24}{'output':>10}{'prompt':>10}{'seconds':>10}"
+    if report.steady is not None:
+        yield f"{'steady part':<24}{_rate(report.steady)}"
+    yield f"{'whole run':<24}{_rate(report.whole)}"
+    yield "steady part: all clients had a request, and each had seen its first token"
+    yield ""
+    yield from _costs(report)
+
+
+def _costs(report: LoadReport) -> Iterator[str]:
+    num_tokens = max(report.whole.num_output_tokens, 1)
+    yield f"{'tokens per message':<24}{report.tokens_per_message:>10.2f}"
+    yield f"{'bytes per token, gRPC':<24}{report.message_bytes_per_token:>10.1f}"
+    if report.wire_bytes is not None:
+        yield (
+            f"{'bytes per token, wire':<24}{report.wire_bytes.down / num_tokens:>10.1f}"
+            f"   and {report.wire_bytes.up / num_tokens:.1f} to the server"
+        )
+    if report.server_cpu_s is not None:
+        yield f"{'server processor time':<24}{_cpu(report.server_cpu_s, report.whole)}"
+    yield f"{'client processor time':<24}{_cpu(report.client_cpu_s, report.whole)}"
+
+
+def _milliseconds(d: Distribution) -> str:
+    return "".join(f"{1000 * seconds:>10.1f}" for seconds in (d.mean, d.p50, d.p90, d.p99, d.max))
+
+
+def _rate(rate: Rate) -> str:
+    return f"{rate.output_tokens_per_s:>10.1f}{rate.prompt_tokens_per_s:>10.1f}{rate.seconds:>10.2f}"
+
+
+def _cpu(seconds: float, whole: Rate) -> str:
+    per_token_us = 1e6 * seconds / max(whole.num_output_tokens, 1)
+    return f"{seconds:>10.2f} s, {seconds / whole.seconds:.2f} processors, {per_token_us:.0f} µs a token"

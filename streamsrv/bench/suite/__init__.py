@@ -1,0 +1,1 @@
+"""What `scripts/bench` measures on this machine: `python -m streamsrv.bench.suite`."""
