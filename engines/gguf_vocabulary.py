@@ -59,12 +59,10 @@ def vocabulary_from_gguf(metadata: Mapping[str, object]) -> Vocabulary:
         _framing(fields, "add_bos_token", is_spm or pre.adds_bos, tokens, bos),
         _framing(fields, "add_eos_token", False, tokens, eos),
     )
-    if is_spm:
-        merges = _merges_by_score(tokens, types, _scores(fields, len(tokens)))
-    else:
-        merges = _merges(fields, tokens)
+    merges = _sentencepiece_merges(fields, tokens, types) if is_spm else _merges(fields, tokens)
     _mark_control_texts(tokens, types, merges)
-    vocab = _texts_to_ids(tokens, types, () if is_spm else merges)
+    unused: frozenset[str] = frozenset() if is_spm else _unused(tokens, types, merges)
+    vocab = {text: i for i, text in enumerate(tokens) if text not in unused}
     document = TokenizerJson(vocab, merges, _added(tokens, types), frame)
     if is_spm:
         unknown = fields.token_id("unknown_token_id", tokens, default=0)
@@ -177,10 +175,6 @@ def _types(fields: _Fields, count: int) -> list[TokenType]:
     return [known.get(int(n), TokenType.UNDEFINED) for n in fields.numbers("token_type", count)]
 
 
-def _scores(fields: _Fields, count: int) -> list[float]:
-    return fields.numbers("scores", count)
-
-
 def _framing(
     fields: _Fields, name: str, default: bool, tokens: Sequence[str], token_id: int | None
 ) -> tuple[int, str] | None:
@@ -216,14 +210,26 @@ def _merges(fields: _Fields, tokens: Iterable[str]) -> list[tuple[str, str]]:
     return list(merges)
 
 
+def _sentencepiece_merges(
+    fields: _Fields, tokens: Sequence[str], types: Sequence[TokenType]
+) -> list[tuple[str, str]]:
+    scores = fields.numbers("scores", len(tokens))
+    text_scores = {score for score, kind in zip(scores, types, strict=True) if kind is TokenType.NORMAL}
+    if len(text_scores) == 1 and fields.has("merges"):
+        # Converted from a tokenizer.json, which has no scores: one stands for all of them.
+        return _merges(fields, tokens)
+    return _merges_by_score(tokens, types, scores)
+
+
 def _merges_by_score(
     tokens: Sequence[str], types: Sequence[TokenType], scores: Sequence[float]
 ) -> list[tuple[str, str]]:
     """Every pair of tokens that joins to a token, the best-scored joined one first.
 
     SentencePiece joins whichever neighbours give the best-scored token, the leftmost of equals first. As a
-    list of merges that is every split of every token. Control, unknown and byte tokens never come out of
-    text: that is SentencePiece's own rule; llama.cpp lets text join to them where their parts are tokens.
+    list of merges that is every split of every token: exact where scores differ, as they do in every model
+    that SentencePiece learned. Control, unknown and byte tokens never come out of text: that is
+    SentencePiece's own rule; llama.cpp lets text join to them where their parts are tokens.
     """
     known = {text for text, kind in zip(tokens, types, strict=True) if kind not in _NOT_TEXT}
     # Equal scores: the longer token first, then the longer left part, which is what going leftmost first
@@ -253,17 +259,15 @@ def _mark_control_texts(
         types[i] = TokenType.CONTROL
 
 
-def _texts_to_ids(
+def _unused(
     tokens: Sequence[str], types: Sequence[TokenType], merges: Iterable[tuple[str, str]]
-) -> dict[str, int]:
-    """All tokens but those that only fill the table up to a round size: they have no text."""
-    fill = {text for text, kind in zip(tokens, types, strict=True) if kind in _WITHOUT_TEXT}
-    if fill:
+) -> frozenset[str]:
+    """Find the tokens that only fill the table up to a round size: they have no text."""
+    unused = {text for text, kind in zip(tokens, types, strict=True) if kind in _WITHOUT_TEXT}
+    if unused:
         for left, right in merges:
-            fill -= {left, right, left + right}
-        if not merges:
-            fill.clear()
-    return {text: i for i, text in enumerate(tokens) if text not in fill}
+            unused -= {left, right, left + right}
+    return frozenset(unused)
 
 
 def _added(tokens: Sequence[str], types: Sequence[TokenType]) -> list[AddedToken]:

@@ -25,10 +25,10 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        document = json.loads(vocabulary.tokenizer_json)
         # Whether control tokens are parsed is a property of the library's object: one object for each answer.
         self._parsing = _load(vocabulary.tokenizer_json)
         self._plain = _without_parsing(self._parsing)
+        document = json.loads(vocabulary.tokenizer_json)
         self._inner = _without_first_space(document) or self._plain
         added = self._plain.get_added_tokens_decoder()
         self._added = {token_id: token.content for token_id, token in added.items()}
