@@ -111,12 +111,12 @@ def _shape(arguments: argparse.Namespace) -> "RequestShape":
 
     _at_least("--prompt-tokens", arguments.prompt_tokens, 1)
     _at_least("--max-tokens", arguments.max_tokens, 1)
-    for flag, value in (
-        ("--max-tokens-per-chunk", arguments.max_tokens_per_chunk),
-        ("--min-chunk-interval-ms", arguments.min_chunk_interval_ms),
+    for flag, value, least in (
+        ("--max-tokens-per-chunk", arguments.max_tokens_per_chunk, 1),
+        ("--min-chunk-interval-ms", arguments.min_chunk_interval_ms, 0),
     ):
         if value is not None:
-            _at_least(flag, value, 0)
+            _at_least(flag, value, least)
     return RequestShape(
         num_prompt_tokens=arguments.prompt_tokens,
         prompts=None if arguments.prompts is None else _read_prompts(arguments.prompts),

@@ -1,0 +1,60 @@
+"""Measure this machine, and print tables of Markdown."""
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+import uvloop
+
+from engines.api import StreamsrvError
+from streamsrv.bench.suite.machine import describe_load, describe_machine
+from streamsrv.bench.suite.memory import memory_section
+from streamsrv.bench.suite.startup import startup_section
+from streamsrv.bench.suite.throughput import throughput_section
+from streamsrv.bench.suite.wire import wire_section
+
+_SECTIONS = ("startup", "memory", "throughput", "wire")
+
+
+def main() -> None:
+    """Run the sections asked for; exit 1 with a sentence if one cannot be measured."""
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and sizes, in three minutes")
+    parser.add_argument("--model", default="demo", metavar="PATH", help="a model's path (default: demo)")
+    parser.add_argument(
+        "--only", choices=_SECTIONS, action="append", help="measure this alone; may be repeated"
+    )
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.WARNING)
+    try:
+        uvloop.run(_measure(arguments.model, tuple(arguments.only or _SECTIONS), quick=arguments.quick))
+    except StreamsrvError as error:
+        sys.exit(f"bench: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+async def _measure(model: str, wanted: tuple[str, ...], *, quick: bool) -> None:
+    sections: dict[str, Callable[[], Awaitable[str]]] = {
+        "startup": lambda: startup_section(model, 1 if quick else 3, _say),
+        "memory": lambda: memory_section(model, _say),
+        "throughput": lambda: throughput_section(
+            model, (1, 32) if quick else (1, 8, 32, 64), 2 if quick else 5, _say
+        ),
+        "wire": lambda: wire_section(model, _say),
+    }
+    began_s = time.monotonic()
+    print(f"{describe_machine()} At the start: {describe_load()}.\n", flush=True)
+    for name in wanted:
+        print(await sections[name](), flush=True)
+    print(f"Measured in {time.monotonic() - began_s:.0f} s. At the end: {describe_load()}.")
+
+
+def _say(what: str) -> None:
+    print(f"bench: {what}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()
