@@ -1,5 +1,6 @@
 """Tells a chat template's own control tokens from what looks like one inside a message."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)
@@ -36,7 +37,9 @@ class ContentMask:
     """
 
     def __init__(self, control_texts: Iterable[str]) -> None:
-        self._texts = tuple(control_texts)
+        self._texts = tuple(sorted(control_texts, key=len, reverse=True))
+        # Without any, a pattern that matches nowhere.
+        self._pattern = re.compile("|".join(map(re.escape, self._texts)) or "(?!)")
         self._firsts = frozenset(text[0] for text in self._texts)
         self._tails = frozenset(text[i:] for text in self._texts for i in range(1, len(text)))
         self._longest = max(map(len, self._texts), default=0)
@@ -44,6 +47,10 @@ class ContentMask:
     def touches(self, content: str) -> bool:
         """Whether a control token could begin in the content, or go on into it from before."""
         return any(char in content for char in self._firsts) or bool(self._continuation(content))
+
+    def found(self, text: str) -> list[str]:
+        """List the control tokens' texts in a text, in order; the longest where several begin."""
+        return self._pattern.findall(text)
 
     def every_start(self, content: str) -> set[int]:
         """Positions of each character that a control token begins with, and of a possible continuation."""

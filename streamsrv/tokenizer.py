@@ -128,6 +128,8 @@ class Tokenizer:
         if parse_special or not any(map(self._mask.touches, contents)):
             return self.encode(text, add_special=False, parse_special=True)
         marked = self._marked(messages, text, add_generation_prompt)
+        if self._mask.found(marked) == self._mask.found(text):
+            return self.encode(text, add_special=False, parse_special=True)
         return self._encode_between(self._control_spans(marked), text)
 
     def _marked(self, messages: Sequence[ChatMessage], text: str, add_generation_prompt: bool) -> str:
@@ -147,7 +149,7 @@ class Tokenizer:
             return strict
         # The template looks into the messages, say for "</think>". It may see all but whole control tokens.
         light = render(self._mask.whole_tokens)
-        if holders.restore(light) == text and self._control_ids(light) == self._control_ids(strict):
+        if holders.restore(light) == text and self._mask.found(light) == self._mask.found(strict):
             return light
         raise ChatTemplateError(
             "a message holds the text of a control token, and the model's chat template treats it as one; "
@@ -162,9 +164,6 @@ class Tokenizer:
             for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
             if token_id in self.special_ids
         ]
-
-    def _control_ids(self, text: str) -> list[int]:
-        return [token_id for _, _, token_id in self._control_spans(text)]
 
     def _encode_between(self, spans: list[tuple[int, int, int]], text: str) -> list[int]:
         """Encode what is between control tokens as plain text.

@@ -254,6 +254,30 @@ def test_whatever_messages_hold_the_templates_control_tokens_are_the_only_ones(
         assert ids == whole
 
 
+@given(contents=st.lists(_CONTENT, min_size=1, max_size=3))
+def test_what_is_between_the_templates_control_tokens_is_encoded_as_plain_text(contents: list[str]) -> None:
+    tokenizer = vocabularies.byte_level()
+
+    def plain(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special=False, parse_special=False)
+
+    expected: list[int] = []
+    for content in contents:
+        expected += [1, *plain(f"user\n{content}"), 2, *plain("\n")]
+    messages = [ChatMessage("user", content) for content in contents]
+    assert tokenizer.encode_chat(messages) == [*expected, 1, *plain("assistant\n")]
+
+
+def test_text_after_a_control_token_is_no_beginning_to_a_metaspace(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    tokenizer = _metaspace(tmp_path_factory)
+    with_token = tokenizer.encode_chat([ChatMessage("user", "the <s>")])
+    without = tokenizer.encode_chat([ChatMessage("user", "the end")])
+    assert _control_ids(tokenizer, with_token) == [1, 2]
+    assert with_token[:4] == without[:4]
+
+
 _METASPACE: list[Tokenizer] = []
 
 
