@@ -1,7 +1,9 @@
 """How a byte-level vocabulary cuts text into words before it merges, by GGUF's `tokenizer.ggml.pre`.
 
 Each pattern isolates its matches, and the next one works inside the pieces that the last one left. The
-patterns are those of the models' own published tokenizers.
+patterns are those of the models' own tokenizers. llama.cpp cuts in the same places but for three cases that
+its regular expressions cannot tell: marks and the case of letters beyond ASCII (`tekken`, `gpt-4o`), and
+white space beyond ASCII inside a range of characters (`deepseek-coder`).
 """
 
 from dataclasses import dataclass

@@ -87,6 +87,9 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = True, continues: bool = False) -> str:
         """Turn ids into the whole text; bytes that are no UTF-8 become U+FFFD.
 
+        That is llama.cpp's bytes, decoded. It is Hugging Face's text too, except that one invalid byte makes
+        its SentencePiece decoder replace each byte token of the run, the valid ones with it.
+
         `continues` says that the ids go on from a text, so that a space before the first word stays.
         """
         special = self.special_ids if skip_special else ()

@@ -2,6 +2,7 @@
 
 import heapq
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.api import CheckpointError
+from engines.gguf_file import GgufFile
 from engines.pretokenizer import PRE_TOKENIZERS
 from engines.vocabulary import vocabulary_from_gguf, vocabulary_from_hf
 from streamsrv.tokenizer import Tokenizer
 from tests import tiny_tokenizer, vocabularies
-from tests.golden.tokens import golden_tokens, sentencepiece_metadata
+from tests.golden.tokens import CUTS, golden_tokens, pre_tokenized, sentencepiece_metadata
 from tests.vocabularies import byte_level_metadata, hugging_face_folder, sentencepiece_changed
 
 _TOKENS = list(tiny_tokenizer.tokens())
@@ -146,6 +148,21 @@ def test_text_is_cut_into_words_as_the_pre_tokenizer_says(pre: str, words: list[
     cutter = tokenizers.Tokenizer.from_str(json.dumps(text)).pre_tokenizer
     assert cutter is not None
     assert [word for word, _ in cutter.pre_tokenize_str(_SAMPLE)][: len(words)] == words
+
+
+@pytest.fixture(scope="module")
+def demo_metadata(demo_path: Path) -> dict[str, object]:
+    with closing(GgufFile(demo_path)) as file:
+        return dict(file.metadata)
+
+
+@pytest.mark.parametrize("pre", CUTS)
+def test_words_are_merged_as_in_llama_cpp_however_text_is_cut(
+    demo_metadata: dict[str, object], pre: str
+) -> None:
+    tokenizer = Tokenizer(vocabulary_from_gguf(demo_metadata | {"tokenizer.ggml.pre": pre}))
+    for text, ids in pre_tokenized(pre):
+        assert tokenizer.encode(text, add_special=False, parse_special=False) == ids, text
 
 
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))

@@ -6,8 +6,9 @@ Run from the repository's root, in an environment of its own; DEMO is the demo m
         sentencepiece==0.2.3 transformers==5.24.0 protobuf
     /tmp/golden/bin/python -m tests.golden.make_tokens DEMO
 
-Three vocabularies: the demo model's, by llama.cpp; a small SentencePiece one that is learned here from the
-texts, by llama.cpp, with and without a space before the text; and the same as transformers converts it.
+Three vocabularies: the demo model's, by llama.cpp, also cut into words in the ways of other models; a small
+SentencePiece one that is learned here from the texts, by llama.cpp, with and without a space before the
+text; and the same as transformers converts it.
 """
 
 import ctypes
@@ -17,6 +18,7 @@ import lzma
 import random
 import sys
 import tempfile
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ import xllamacpp.xllamacpp
 from transformers import AutoTokenizer
 
 from tests.golden.texts import make_texts
-from tests.golden.tokens import GOLDEN_TOKENS, NUM_TEXTS
+from tests.golden.tokens import CUTS, GOLDEN_TOKENS, NUM_TEXTS
 
 _SEED = 20
 _VOCAB_SIZE = 1000
@@ -104,6 +106,7 @@ def main() -> None:
             metadata = _metadata(model, add_space_prefix=prefix)
             _write_gguf(metadata, file)
             document[name] = _by_llama_cpp(file, texts if prefix else texts[::4], special=range(3))
+        document["pre_tokenizers"] = _by_pre_tokenizer(Path(sys.argv[1]), texts[::12], Path(root))
         document["sentencepiece_metadata"] = _metadata(model, add_space_prefix=True)
         document["hugging_face"], document["hugging_face_files"] = _by_transformers(model, texts[::2])
     with lzma.open(GOLDEN_TOKENS, "wt", encoding="utf-8", preset=9 | lzma.PRESET_EXTREME) as out:
@@ -125,6 +128,34 @@ def _by_llama_cpp(path: Path, texts: list[str], special: range) -> dict[str, Any
         decoded.append((ids, llama.decode(ids, unparse_special=True).hex(), skipped))
     framed = llama.encode("Hello world", add_special=True, parse_special=False)
     return {"encoded": encoded, "decoded": decoded, "framed": framed, "end_ids": llama.end_ids()}
+
+
+def _by_pre_tokenizer(demo: Path, texts: list[str], folder: Path) -> dict[str, Any]:
+    fields = gguf.GGUFReader(demo).fields
+    metadata = {key: field.contents() for key, field in fields.items() if key.startswith("tokenizer.ggml.")}
+    encoded = {}
+    for name in CUTS:
+        path = folder / f"{name}.gguf"
+        _write_gguf(metadata | {"tokenizer.ggml.pre": name}, path)
+        llama = LlamaCpp(path)
+        encoded[name] = [
+            (text, llama.encode(text, add_special=False, parse_special=False))
+            for text in texts
+            if not _cut_otherwise(name, text)
+        ]
+    return encoded
+
+
+def _cut_otherwise(pre: str, text: str) -> bool:
+    """Whether llama.cpp is known to cut a text in another way than the model's own tokenizer.
+
+    Its regular expressions know neither marks nor the case of letters beyond ASCII, and where they name
+    ranges, no white space beyond ASCII.
+    """
+    foreign = [char for char in text if ord(char) > 127]
+    if pre in ("tekken", "gpt-4o"):
+        return any(unicodedata.category(char) in ("Lu", "Ll", "Lt", "Mn", "Mc", "Me") for char in foreign)
+    return pre == "deepseek-coder" and any(char.isspace() for char in foreign)
 
 
 def _id_sequences(num_tokens: int, encoded: list[list[int]], special: range) -> list[list[int]]:

@@ -11,6 +11,12 @@ GOLDEN_TOKENS = Path(__file__).with_name("tokens.json.xz")
 
 NUM_TEXTS = 2000
 
+CUTS = (
+    *("default", "falcon", "gpt-2", "smollm", "llama-bpe", "dbrx", "qwen2", "qwen35", "tekken", "gpt-4o"),
+    *("deepseek-v3", "deepseek-coder"),
+)
+"""One of each kind."""
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
@@ -65,6 +71,13 @@ def golden_tokens(name: str) -> GoldenTokens:
         entry["framed"],
         entry["end_ids"],
     )
+
+
+def pre_tokenized(pre: str) -> list[tuple[str, list[int]]]:
+    """Read texts and their ids by the demo model's merges, cut into words as another model does."""
+    return [
+        (str(text), list(ids)) for text, ids in json.loads(json.dumps(_document()["pre_tokenizers"][pre]))
+    ]
 
 
 def sentencepiece_metadata() -> dict[str, object]:
