@@ -8,7 +8,7 @@ a value longer than a limit.
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
@@ -20,11 +20,41 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 # A number this large in a format, as in "%99999d", makes a long text out of nothing.
 _WIDE_FORMAT = re.compile(r"\d{5}|\*")
 _MAX_INTEGER_BITS = 4096
+# Filters that pick and order items, and make no text of them. Templates call them for each message.
+_SELECTING_FILTERS = frozenset(
+    [
+        "attr",
+        "batch",
+        "count",
+        "d",
+        "default",
+        "dictsort",
+        "first",
+        "groupby",
+        "items",
+        "last",
+        "length",
+        "list",
+        "map",
+        "max",
+        "min",
+        "random",
+        "reject",
+        "rejectattr",
+        "reverse",
+        "select",
+        "selectattr",
+        "slice",
+        "sort",
+        "unique",
+    ]
+)
 
 
 class TemplateLimitError(TemplateError):
@@ -57,14 +87,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self, *, max_chars: int, max_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag], cache_size=0
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[loopcontrols, GenerationTag],
+            finalize=self._weighed,
+            cache_size=0,
         )
         self.max_chars = max_chars
         self._max_s = max_s
         self._clock = clock
         self._deadline: ContextVar[float] = ContextVar("deadline")
         self.filters["tojson"] = _tojson
-        self.filters = {name: self._bounded(function) for name, function in self.filters.items()}
+        self.filters = {name: self._bounded(name, function) for name, function in self.filters.items()}
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
@@ -85,7 +119,11 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def joined(self, *parts: object) -> str:
         """Do `~`, within the limit."""
-        texts = [str(part) for part in parts]
+        return self.concat([str(self._weighed(part)) for part in parts])
+
+    def concat(self, parts: Iterable[str]) -> str:
+        """Join what a block or macro has written, within the limit."""
+        texts = list(parts)
         self.check_length(sum(map(len, texts)))
         return "".join(texts)
 
@@ -105,6 +143,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             self.check_length(sum(size or 0 for size in sizes))
         elif operator == "%" and isinstance(left, str):
             self._check_format(left)
+            self._weighed(right)
         elif operator == "*":
             for size, factor in zip(sizes, (right, left), strict=True):
                 if size is not None and isinstance(factor, int):
@@ -121,12 +160,18 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         subject = getattr(function, "__self__", None)
         values = (*(() if subject is None else (subject,)), *args, *kwargs.values())
         self._check_arguments(getattr(function, "__name__", ""), values)
+        if isinstance(subject, str):
+            self._weighed(args)
+            self._weighed(kwargs)
         return self._checked(super().call(context, obj, *args, **kwargs))
 
-    def _bounded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def bounded(*args: Any, **kwargs: Any) -> Any:
             self._check_arguments(function.__name__.removeprefix("do_"), (*args, *kwargs.values()))
+            if name not in _SELECTING_FILTERS:
+                self._weighed(args)
+                self._weighed(kwargs)
             return self._checked(function(*args, **kwargs))
 
         return bounded
@@ -148,6 +193,26 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def _check_format(self, text: str) -> None:
         if _WIDE_FORMAT.search(text):
             raise TemplateLimitError("it formats a text with a width of five digits or more")
+
+    def _weighed(self, value: Any) -> Any:
+        """Refuse a value whose text would be over the limit, such as a list of lists of one long text."""
+        if isinstance(value, str | int | float | None):
+            return value  # a text's own length is checked where it is made
+        weight = 0
+        left = [value]
+        while left:
+            item = left.pop()
+            if isinstance(item, str):
+                weight += len(item)
+            elif isinstance(item, Mapping):
+                left += [*item.keys(), *item.values()]
+            elif isinstance(item, list | tuple | set | frozenset):
+                left += item
+            elif isinstance(item, Namespace):
+                left.append(object.__getattribute__(item, "_Namespace__attrs"))
+            weight += 1
+            self.check_length(weight)
+        return value
 
     def _checked(self, value: Any) -> Any:
         if isinstance(value, Sized):
