@@ -33,20 +33,23 @@ def _bad(field: str, description: str) -> InvalidRequestError:
 
 
 async def parse_generate(
-    message: pb.GenerateRequest, tokenizer: Tokenizer, deadline_s: float | None
+    message: pb.GenerateRequest, tokenizer: Tokenizer, vocab_size: int, deadline_s: float | None
 ) -> GenerateRequest:
     """Read a GenerateRequest; `deadline_s` is that of the call, on the server's clock.
+
+    `vocab_size` is the model's: tables are often larger than what the tokenizer uses of them.
 
     Raises:
         InvalidRequestError: a field is wrong.
         ChatTemplateError: the model's template refuses the messages, or there is none.
     """
     sampling = parse_sampling(message.sampling)
-    stop = parse_stop(message.stop, tokenizer.vocab_size)
+    stop = parse_stop(message.stop, vocab_size)
     stream = parse_stream(message.stream)
     return GenerateRequest(
         request_id=message.request_id,
-        prompt_token_ids=tuple(await encode_prompt(message.prompt, tokenizer)),
+        prompt_token_ids=tuple(await encode_prompt(message.prompt, tokenizer, vocab_size)),
+        continues_text=message.prompt.WhichOneof("kind") != "chat",
         sampling=sampling,
         stop=stop,
         output=parse_output(message.output),
@@ -55,7 +58,7 @@ async def parse_generate(
     )
 
 
-async def encode_prompt(prompt: pb.Prompt, tokenizer: Tokenizer) -> Seq[int]:
+async def encode_prompt(prompt: pb.Prompt, tokenizer: Tokenizer, vocab_size: int) -> Seq[int]:
     """Turn a prompt in any of its forms into token ids.
 
     Raises:
@@ -69,7 +72,7 @@ async def encode_prompt(prompt: pb.Prompt, tokenizer: Tokenizer) -> Seq[int]:
         ids = list(prompt.token_ids.ids)
         if not ids:
             raise _bad("prompt.token_ids.ids", "must have at least one id")
-        check_token_ids(ids, tokenizer.vocab_size, "prompt.token_ids.ids")
+        check_token_ids(ids, vocab_size, "prompt.token_ids.ids")
         return ids
     if kind == "chat":
         return await _encode_chat(prompt, tokenizer)

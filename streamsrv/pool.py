@@ -110,6 +110,11 @@ class WorkerPool:
         return sum(worker.num_waiting for worker in self._workers)
 
     @property
+    def vocab_size(self) -> int:
+        """One more than the largest token id that the model takes."""
+        return self.engine.model.spec.vocab_size
+
+    @property
     def max_context(self) -> int:
         """Most tokens of a prompt and its output together."""
         cache = min(worker.cache.num_tokens for worker in self._workers)
@@ -240,6 +245,7 @@ class WorkerPool:
             stop=request.stop.stop,
             include_stop=request.stop.include_stop,
             skip_special=request.output.skip_special_tokens,
+            continues=request.continues_text,
         )
         return Job(sequence, detokenizer, np.random.default_rng(request.sampling.seed), log)
 

@@ -169,6 +169,8 @@ class GenerateRequest:
     stop: StopConditions = field(default_factory=StopConditions)
     output: OutputOptions = field(default_factory=OutputOptions)
     stream: StreamOptions = field(default_factory=StreamOptions)
+    continues_text: bool = False
+    """The output goes on from a text, so that a space before its first word stays; a turn begins anew."""
     deadline_s: float | None = None
     """When the answer is of no use any more, on the server's monotonic clock in seconds."""
 

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from engines.api import Engine
+from engines.api import CheckpointError, Engine
 from engines.demo_model import demo_model_path
 from engines.registry import open_engine
 from engines.scripted import DEFAULT_SCRIPT, ScriptedEngine
@@ -74,7 +74,7 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
         announcements: set[asyncio.Future[None]] = set()
         pool = WorkerPool(
             engine,
-            Tokenizer(engine.model.vocabulary),
+            _tokenizer(engine),
             PoolLimits(
                 max_running=settings.max_running,
                 max_waiting=settings.max_waiting,
@@ -126,6 +126,17 @@ async def serve(settings: Settings, engine: Engine) -> None:
         print(f"listening on {host}:{running.port}", flush=True)
         await stop.wait()
         log.info("stopping: %d streams to finish", running.pool.num_streams)
+
+
+def _tokenizer(engine: Engine) -> Tokenizer:
+    model = engine.model
+    tokenizer = Tokenizer(model.vocabulary)
+    if tokenizer.vocab_size > model.spec.vocab_size:
+        raise CheckpointError(
+            f"{model.path}: its tokenizer has {tokenizer.vocab_size} tokens, its embedding table only "
+            f"{model.spec.vocab_size}; the two are not of the same model"
+        )
+    return tokenizer
 
 
 async def _set_health(health: health_aio.HealthServicer, healthy: bool) -> None:

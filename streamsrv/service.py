@@ -49,7 +49,7 @@ class InferenceService(InferenceServiceServicer):
             name, pool = self._find(request.model)
             remaining_s = context.time_remaining()
             deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
-            parsed = await parse_generate(request, pool.tokenizer, deadline_s)
+            parsed = await parse_generate(request, pool.tokenizer, pool.vocab_size, deadline_s)
             stream = pool.submit(parsed)
             try:
                 yield _start(stream, parsed, name, pool)
@@ -83,13 +83,13 @@ class InferenceService(InferenceServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         async with _statuses(context):
             _, pool = self._find(request.model)
-            ids = await encode_prompt(request.prompt, pool.tokenizer)
+            ids = await encode_prompt(request.prompt, pool.tokenizer, pool.vocab_size)
         return pb.TokenizeResponse(token_ids=ids)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
         async with _statuses(context):
             _, pool = self._find(request.model)
-            check_token_ids(request.token_ids, pool.tokenizer.vocab_size, "token_ids")
+            check_token_ids(request.token_ids, pool.vocab_size, "token_ids")
             ids, skip = list(request.token_ids), request.skip_special_tokens
             text = await asyncio.to_thread(pool.tokenizer.decode, ids, skip_special=skip)
         return pb.DetokenizeResponse(text=text)
@@ -199,7 +199,7 @@ def _describe(name: str, pool: WorkerPool) -> pb.Model:
         family=model.spec.family.value,
         engine=pool.engine.name,
         context_length=pool.max_context,
-        vocab_size=model.spec.vocab_size,
+        vocab_size=pool.vocab_size,
         num_layers=model.spec.num_layers,
         num_parameters=model.spec.num_parameters,
         has_chat_template=model.vocabulary.chat_template is not None,

@@ -1,9 +1,11 @@
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
-from grpc._cython import cygrpc
 
-from engines.api import EngineError
+from engines.api import CheckpointError, EngineError
 from engines.demo_model import demo_model_path
 from engines.scripted import ScriptedEngine
 from streamsrv.config import Settings
@@ -13,7 +15,7 @@ from streamsrv.server import grpc_options, open_model, serving
 
 def test_every_grpc_option_is_one_that_grpc_knows() -> None:
     """A misspelt option is ignored silently, so each name is looked for in grpc's own binary."""
-    binary = Path(cygrpc.__file__).read_bytes()
+    binary = Path(str(import_module("grpc._cython.cygrpc").__file__)).read_bytes()
     assert b"grpc.http2.min_recv_ping_interval_without_data_ms\0" not in binary, "the check finds anything"
     for name, _ in grpc_options(Settings()):
         assert name.encode() + b"\0" in binary, name
@@ -41,4 +43,15 @@ async def test_an_address_of_another_machine_cannot_be_listened_on() -> None:
     settings = Settings(listen="192.0.2.1:0", allow_plaintext=True)
     with pytest.raises(SettingsError, match=r"cannot listen on 192\.0\.2\.1:0"):
         async with serving(settings, ScriptedEngine()):
+            pass
+
+
+async def test_a_tokenizer_that_is_larger_than_the_model_is_refused() -> None:
+    engine = ScriptedEngine()
+    small = replace(engine.model, spec=replace(engine.model.spec, vocab_size=engine.vocab_size - 1))
+    with (
+        patch.object(ScriptedEngine, "model", small),
+        pytest.raises(CheckpointError, match="not of the same model"),
+    ):
+        async with serving(Settings(listen="127.0.0.1:0"), engine):
             pass
