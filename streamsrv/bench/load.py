@@ -101,12 +101,13 @@ async def run_closed_loop(
         return index if end_index is None or index < end_index else None
 
     async def loop() -> None:
+        pause_s = 0.0
         while (index := next_index()) is not None:
+            if pause_s:
+                await asyncio.sleep(pause_s)
             record, pause_s = await _send(client, make_request(index))
             records.append(record)
             on_record(record)
-            if pause_s:
-                await asyncio.sleep(pause_s)
         idle_s.append(time.perf_counter())
 
     async with asyncio.TaskGroup() as clients:

@@ -15,30 +15,29 @@ _HEADERS = (
 _GZIP_WINDOW = 31  # zlib's way to ask for a gzip header and the greatest window
 
 
-def sse_bytes(
+def sse_response(
     pieces: Seq[str], *, model: str, finish_reason: str, num_prompt_tokens: int, gzip: bool = False
-) -> int:
-    """Count the bytes of a response that carries `pieces`, an event each, and at the end the usage.
+) -> bytes:
+    """Form a whole response that carries `pieces`, an event each, and at the end the usage.
 
     The lines are `chat.completion.chunk` objects in the form of the API's reference, each an HTTP chunk of
     its own, as a server sends what has to arrive at once. An empty piece (a token that ends within a
     character) makes no event. With `gzip` the events pass through one gzip stream that is flushed after each.
     """
-    headers = _HEADERS + (b"content-encoding: gzip\r\n\r\n" if gzip else b"\r\n")
+    response = [_HEADERS + (b"content-encoding: gzip\r\n\r\n" if gzip else b"\r\n")]
     compressor = zlib.compressobj(wbits=_GZIP_WINDOW) if gzip else None
-    size = len(headers)
     for event in _events(pieces, model, finish_reason, num_prompt_tokens):
         data = event
         if compressor is not None:
             data = compressor.compress(event) + compressor.flush(zlib.Z_SYNC_FLUSH)
-        size += _chunk_bytes(data)
+        response.append(_http_chunk(data))
     if compressor is not None:
-        size += _chunk_bytes(compressor.flush())
-    return size + len(b"0\r\n\r\n")
+        response.append(_http_chunk(compressor.flush()))
+    return b"".join([*response, _http_chunk(b"")])
 
 
-def _chunk_bytes(data: bytes) -> int:
-    return len(b"%x\r\n" % len(data)) + len(data) + len(b"\r\n")
+def _http_chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def _events(pieces: Seq[str], model: str, finish_reason: str, num_prompt_tokens: int) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from streamsrv.bench.relay import ByteRelay
 from streamsrv.bench.suite.markdown import section
 from streamsrv.bench.suite.replay import ReplayEngine
 from streamsrv.bench.suite.server_process import server_process
-from streamsrv.bench.suite.sse import sse_bytes
+from streamsrv.bench.suite.sse import sse_response
 from streamsrv.client import Client
 from streamsrv.config import Settings
 from streamsrv.request import MAX_CHUNK_INTERVAL_S
@@ -167,11 +167,12 @@ def _sse_bytes_per_token(model: str, answers: Seq[Answer], tokens_per_chunk: int
         # Cut as ours is: one token first, then full chunks.
         cuts = [0, *range(1, len(answer.pieces), tokens_per_chunk), len(answer.pieces)]
         groups = [answer.pieces[begin:end] for begin, end in itertools.pairwise(cuts)]
-        size += sse_bytes(
+        response = sse_response(
             ["".join(group) for group in groups],
             model=model,
             finish_reason="stop",
             num_prompt_tokens=answer.num_prompt_tokens,
             gzip=gzip,
         )
+        size += len(response)
     return size / sum(len(answer.token_ids) for answer in answers)

@@ -1,0 +1,113 @@
+import json
+import zlib
+
+import numpy as np
+
+from engines.api import StepBatch
+from engines.scripted import ScriptedEngine
+from streamsrv.bench.suite.direct_loop import DirectLoop
+from streamsrv.bench.suite.markdown import section
+from streamsrv.bench.suite.server_process import server_process
+from streamsrv.bench.suite.sse import sse_response
+from streamsrv.bench.suite.wire import Answer, measure_wire, record_answers
+from streamsrv.client import Client
+from tests.servers import running
+
+
+def test_the_direct_loop_computes_each_prompt_once_and_one_token_less_than_it_yields() -> None:
+    steps: list[StepBatch] = []
+    engine = ScriptedEngine(before_step=steps.append)
+    prompts = [[i + 3] * length for i, length in enumerate((50, 7, 20))]
+    DirectLoop(engine.create_context(), max_step_tokens=32).run(prompts, max_tokens=5)
+    assert [batch.num_tokens for batch in steps] == [32, 32, 13, 3, 3, 3, 3]
+    assert [len(batch.logit_rows) for batch in steps] == [0, 2, 1, 3, 3, 3, 3]
+
+
+def test_the_direct_loop_continues_each_sequence_by_its_own_token() -> None:
+    steps: list[StepBatch] = []
+    engine = ScriptedEngine(before_step=steps.append)
+    script = engine.script_ids
+    DirectLoop(engine.create_context(), max_step_tokens=64).run([script[:5], script[:9]], max_tokens=4)
+    fed = np.array([batch.token_ids for batch in steps[1:]])
+    assert fed.T.tolist() == [script[5:8], script[9:12]]
+
+
+async def test_replayed_answers_arrive_in_chunks_of_exactly_the_size_asked_for() -> None:
+    engine = ScriptedEngine()
+    async with running(engine) as server:
+        answers = await record_answers(server.client, ("one", "two"))
+    num_tokens = sum(len(answer.token_ids) for answer in answers)
+    assert ["".join(answer.pieces) for answer in answers] == 2 * [(await _whole_text(engine))]
+    for tokens_per_chunk in (1, 4, 8):
+        row = await measure_wire(engine.model, answers, tokens_per_chunk=tokens_per_chunk, zstd=True)
+        # All are full but each answer's first and last.
+        most = sum(2 + (len(a.token_ids) - 1) // tokens_per_chunk for a in answers)
+        assert num_tokens / most <= row.tokens_per_message <= tokens_per_chunk
+        assert row.wire_bytes > row.message_bytes
+
+
+async def _whole_text(engine: ScriptedEngine) -> str:
+    async with running(engine) as server:
+        return await server.client.generate("x", temperature=0.0).text()
+
+
+async def test_the_same_answers_take_the_same_bytes_each_time() -> None:
+    engine = ScriptedEngine()
+    answer = Answer(tuple(engine.script_ids[:40]), ("x",) * 40, 3)
+    rows = [await measure_wire(engine.model, [answer], tokens_per_chunk=1, zstd=False) for _ in range(2)]
+    assert rows[0].message_bytes == rows[1].message_bytes
+
+
+def test_an_sse_response_holds_the_text_and_is_well_formed() -> None:
+    pieces = ("Grö", "", "ße 🙂", "\n")
+    response = sse_response(pieces, model="m", finish_reason="stop", num_prompt_tokens=3)
+    events = _events(_dechunked(response))
+    assert events[-1] == "[DONE]"
+    chunks = [json.loads(event) for event in events[:-1]]
+    text = [choice["delta"].get("content", "") for chunk in chunks for choice in chunk["choices"]]
+    assert text == ["", "Grö", "ße 🙂", "\n", ""]
+    assert chunks[-1]["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+
+
+def test_an_sse_response_through_gzip_says_the_same() -> None:
+    pieces = ("a", "b") * 20
+    plain, packed = (
+        sse_response(pieces, model="m", finish_reason="stop", num_prompt_tokens=3, gzip=gzip)
+        for gzip in (False, True)
+    )
+    assert zlib.decompress(_dechunked(packed), wbits=31) == _dechunked(plain)
+    assert len(packed) < len(plain)
+
+
+def _dechunked(response: bytes) -> bytes:
+    head, _, rest = response.partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head
+    body = b""
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        length = int(size, 16)
+        body += rest[:length]
+        assert rest[length : length + 2] == b"\r\n"
+        rest = rest[length + 2 :]
+        if not length:
+            assert not rest
+            return body
+
+
+def _events(body: bytes) -> list[str]:
+    lines = body.decode().split("\n\n")
+    assert lines.pop() == ""
+    return [line.removeprefix("data: ") for line in lines]
+
+
+async def test_a_server_process_is_ready_inside_and_gone_after() -> None:
+    async with server_process("--engine", "scripted") as server:
+        async with Client(str(server.address)) as client:
+            assert (await client.server_info()).engine == "scripted"
+        assert 0 < server.resident_bytes() <= server.peak_resident_bytes()
+        assert server.ready_s > 0
+
+
+def test_a_section_is_a_markdown_table() -> None:
+    text = section("Title", "How.", ("what", "n"), [["a", "1"]])
+    assert text.splitlines() == ["### Title", "", "How.", "", "| what | n |", "| --- | --: |", "| a | 1 |"]
