@@ -57,14 +57,16 @@ def open_openvino(
 
     Raises:
         CheckpointError: the path holds no supported model.
-        EngineError: it could not be prepared or compiled.
+        EngineError: the settings exclude each other, or it could not be prepared or compiled.
 
     """
+    core = ov.Core()
+    settings = _settings(core, options)
     store = PreparedModels(options.cache_folder, options.cache_folder_gib)
     prepared = store.open(path, options.weights, "paged", progress)
     try:
         progress("compile", 0.0)
-        engine = OpenVinoEngine(prepared, options)
+        engine = OpenVinoEngine(core, prepared, options, settings)
         progress("compile", 1.0)
     except BaseException:
         prepared.close()
@@ -75,19 +77,19 @@ def open_openvino(
 class OpenVinoEngine:
     """A compiled model; its weights are shared by all contexts."""
 
-    def __init__(self, prepared: PreparedModel, options: EngineOptions) -> None:
-        """Compile a prepared model and own it.
+    def __init__(
+        self, core: ov.Core, prepared: PreparedModel, options: EngineOptions, settings: dict[str, Any]
+    ) -> None:
+        """Compile a prepared model, with the plugin's settings, and own it.
 
         Raises:
-            EngineError: the settings exclude each other, or OpenVINO refuses the model.
+            EngineError: OpenVINO refuses the model.
 
         """
         self._prepared = prepared
         self._options = options
         self._cached_bytes = 0
         self._lock = threading.Lock()  # contexts are made on threads of their own
-        core = ov.Core()
-        settings = _settings(core, options)
         try:
             model = _read_graph(core, prepared.folder / GRAPH_FILE)
             self._compiled: ov.CompiledModel | None = core.compile_model(model, "CPU", settings)
@@ -95,7 +97,8 @@ class OpenVinoEngine:
             raise EngineError(f"OpenVINO could not compile {prepared.model.name}: {error}") from error
         del model
         _return_freed_memory()
-        _LOG.info("compiled %s on %s with %s", prepared.model.name, _processor(core), settings)
+        processor = core.get_property("CPU", "FULL_DEVICE_NAME")
+        _LOG.info("compiled %s for %s with %s", prepared.model.name, processor, settings)
 
     @property
     def name(self) -> str:
@@ -324,10 +327,6 @@ def _settings(core: ov.Core, options: EngineOptions) -> dict[str, Any]:
 
 def _cache_bytes(cache: CacheSpec) -> int:
     return cache.num_blocks * cache.bytes_per_block
-
-
-def _processor(core: ov.Core) -> str:
-    return str(core.get_property("CPU", "FULL_DEVICE_NAME"))
 
 
 def _read_graph(core: ov.Core, path: Path) -> ov.Model:
