@@ -50,7 +50,7 @@ def _cgroups(root: Path, controller: str) -> Iterator[Path]:
             base = mount / controllers if (mount / controllers).is_dir() else mount / controller
         else:
             continue
-        folder = base / path.lstrip("/")
+        folder = base if ".." in path.split("/") else base / path.lstrip("/")  # ..: outside of our view
         while True:
             if folder.is_dir():
                 yield folder
