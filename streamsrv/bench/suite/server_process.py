@@ -11,10 +11,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.demo_model import demo_model_path
 from streamsrv.bench.errors import BenchError
 from streamsrv.config import ENV_PREFIX, Address
 
 _READY = "listening on "
+_START_S = 300.0
 _STOP_S = 30.0
 
 
@@ -41,12 +43,21 @@ def clean_environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
 
 
+def model_path(model: str) -> Path:
+    """Where a model lies that `--model` names.
+
+    Raises:
+        CheckpointError: it is the demo model, and that is not installed.
+    """
+    return demo_model_path() if model == "demo" else Path(model).expanduser()
+
+
 @asynccontextmanager
 async def server_process(*flags: str) -> AsyncIterator[ServerProcess]:
     """Run `streamsrv serve` on a free port; inside, it is ready. Leaving stops it.
 
     Raises:
-        BenchError: it ended before it was ready; its last words are mentioned.
+        BenchError: it ended, or took minutes, before it was ready; its last words are mentioned.
     """
     with tempfile.TemporaryFile() as errors:
         began_s = time.perf_counter()
@@ -59,12 +70,17 @@ async def server_process(*flags: str) -> AsyncIterator[ServerProcess]:
         )
         try:
             assert process.stdout is not None
-            line = (await process.stdout.readline()).decode().strip()
+            line = ""
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_START_S):
+                    line = (await process.stdout.readline()).decode().strip()
             ready_s = time.perf_counter() - began_s
             if not line.startswith(_READY):
                 errors.seek(0)
                 last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
-                raise BenchError(f"the server did not start: {last or line or 'it said nothing'}")
+                raise BenchError(
+                    f"the server did not start: {last or line or f'it said nothing in {_START_S:g} s'}"
+                )
             yield ServerProcess(process.pid, Address.parse(line.removeprefix(_READY), "its address"), ready_s)
         finally:
             await _stop(process)

@@ -5,16 +5,14 @@ import itertools
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from pathlib import Path
 
 from engines.api import Engine
-from engines.demo_model import demo_model_path
 from engines.registry import inspect_model
 from engines.spec import ModelInfo
 from streamsrv.bench.relay import ByteRelay
 from streamsrv.bench.suite.markdown import section
 from streamsrv.bench.suite.replay import ReplayEngine
-from streamsrv.bench.suite.server_process import server_process
+from streamsrv.bench.suite.server_process import model_path, server_process
 from streamsrv.bench.suite.sse import sse_response
 from streamsrv.client import Client
 from streamsrv.config import Settings
@@ -120,7 +118,7 @@ async def wire_section(model: str, say: Callable[[str], None]) -> str:
     say(f"recording {len(QUESTIONS)} answers")
     async with server_process("--model", model) as server, Client(str(server.address)) as client:
         answers = await record_answers(client)
-    info = inspect_model(demo_model_path() if model == "demo" else Path(model))
+    info = inspect_model(model_path(model))
     rows = []
     for tokens_per_chunk in TOKENS_PER_CHUNK:
         say(f"sending them at {tokens_per_chunk} tokens a chunk")
