@@ -86,7 +86,13 @@ class Settings(BaseSettings):
     )
     workers: int = Field(1, ge=1, le=64, description="workers, each with a context and a cache of its own")
     max_running: int = Field(64, ge=1, le=4096, description="outputs computed at the same time, per worker")
-    max_waiting: int = Field(256, ge=0, description="requests that may wait behind them, per worker")
+    max_waiting: int = Field(256, ge=0, description="requests that may wait behind them")
+    max_waiting_tokens: int = Field(
+        1_000_000, ge=1, description="prompt tokens that may wait behind them; one request always may"
+    )
+    max_waiting_per_caller: int = Field(
+        128, ge=1, description="requests of one caller that may wait: an identity, else an address"
+    )
     max_step_tokens: int = Field(
         512,
         ge=1,
@@ -112,6 +118,18 @@ class Settings(BaseSettings):
     )
     cache_dir_gib: float = Field(
         20.0, ge=0, allow_inf_nan=False, description="size that they may reach before the oldest are removed"
+    )
+    max_resume_window_s: float = Field(
+        60.0, ge=0, le=3600, description="longest time that a stream can be resumed after its call has ended"
+    )
+    log_memory_mib: int = Field(
+        64, ge=1, description="memory of what can still be read; when it is full, requests are refused"
+    )
+    stall_limit_s: float = Field(
+        30.0, gt=0, le=3600, description="seconds after which a client that takes nothing is cut off"
+    )
+    stuck_after_s: float = Field(
+        120.0, gt=0, le=3600, description="seconds after which a step counts as stuck, and its worker as lost"
     )
     drain_grace_s: float = Field(
         30.0, ge=0, le=3600, description="seconds that live streams get to finish after SIGTERM"

@@ -63,17 +63,35 @@ class RequestIdInUseError(StreamsrvError):
 
 
 class OverloadedError(StreamsrvError):
-    """Too many requests wait already."""
+    """A bound on what may wait, or be kept, is reached."""
+
+    reason = "OVERLOADED"
+
+    def __init__(self, what: str, used: int, limit: int, *, subject: str, retry_after_s: float) -> None:
+        """`what` is counted by `used` and `limit`; `subject` is the bounded party, for QuotaFailure."""
+        super().__init__(f"{used} {what} and {limit} may; try again in {retry_after_s:g} s")
+        self.used = used
+        self.limit = limit
+        self.subject = subject
+        self.retry_after_s = retry_after_s
+
+
+class TooManyWaitingError(OverloadedError):
+    """Too many requests, or too many tokens of prompts, wait already."""
 
     reason = "TOO_MANY_WAITING"
 
-    def __init__(self, num_waiting: int, limit: int, retry_after_s: float) -> None:
-        super().__init__(
-            f"{num_waiting} requests are waiting and {limit} may; try again in {retry_after_s:g} s"
-        )
-        self.num_waiting = num_waiting
-        self.limit = limit
-        self.retry_after_s = retry_after_s
+
+class CallerShareUsedError(OverloadedError):
+    """Too many of one caller's requests wait already."""
+
+    reason = "CALLER_SHARE_USED"
+
+
+class LogMemoryFullError(OverloadedError):
+    """The streams that can still be read fill the memory that they may."""
+
+    reason = "LOG_MEMORY_FULL"
 
 
 class DrainingError(StreamsrvError):
@@ -115,9 +133,90 @@ class DeadlinePassedError(StreamsrvError):
 
 
 class StreamNotFoundError(StreamsrvError):
-    """No stream has this id, or no longer."""
+    """This server never had a stream of this name, or the caller may not read it."""
 
     reason = "STREAM_NOT_FOUND"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is no stream {name!r} that this call may read; check id and resume_token")
+
+
+class StreamExpiredError(StreamsrvError):
+    """The stream was here; its resume window is over, or it never had one."""
+
+    reason = "STREAM_EXPIRED"
+
+    def __init__(self, stream_id: str) -> None:
+        super().__init__(
+            f"stream {stream_id} can no longer be read: its resume window is over; send the request again, "
+            "with the text received so far as part of the prompt to go on from there"
+        )
+        self.stream_id = stream_id
+
+
+class StreamElsewhereError(StreamsrvError):
+    """The stream's id was given by another server instance."""
+
+    reason = "STREAM_OF_ANOTHER_INSTANCE"
+
+    def __init__(self, stream_id: str, instance_id: str) -> None:
+        super().__init__(
+            f"stream {stream_id} belongs to another server instance, this one is {instance_id}: ask that one "
+            "or send the request again with the text received so far as part of the prompt"
+        )
+        self.stream_id = stream_id
+        self.instance_id = instance_id
+
+
+class PositionEvictedError(StreamsrvError):
+    """The log holds this position no longer."""
+
+    reason = "POSITION_EVICTED"
+
+    def __init__(self, position: int, oldest_position: int) -> None:
+        super().__init__(
+            f"position {position} is no longer held, the oldest is {oldest_position}; resume from there if "
+            "what lies between was received"
+        )
+        self.position = position
+        self.oldest_position = oldest_position
+
+
+class PositionInFutureError(StreamsrvError):
+    """The stream has not got to this position."""
+
+    reason = "POSITION_IN_FUTURE"
+
+    def __init__(self, position: int, oldest_position: int, next_position: int) -> None:
+        super().__init__(
+            f"position {position} is not there yet; the stream holds {oldest_position} and up, and goes on "
+            f"at {next_position}"
+        )
+        self.position = position
+        self.oldest_position = oldest_position
+        self.next_position = next_position
+
+
+class ReaderReplacedError(StreamsrvError):
+    """Another call resumed the stream that this one was reading."""
+
+    reason = "READER_REPLACED"
+
+    def __init__(self) -> None:
+        super().__init__("another call has taken this stream over with Resume; read it there")
+
+
+class ConsumerStalledError(StreamsrvError):
+    """The reader took nothing for too long."""
+
+    reason = "CONSUMER_STALLED"
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(
+            f"the client took nothing for {limit_s:g} s; read faster, or resume within the window if one was "
+            "granted"
+        )
+        self.limit_s = limit_s
 
 
 class NotSupportedError(StreamsrvError):

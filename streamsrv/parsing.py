@@ -175,4 +175,5 @@ def parse_stream(message: pb.StreamOptions) -> StreamOptions:
         codec=known[0] if known else Codec.PLAIN,
         max_tokens_per_chunk=most,
         min_chunk_interval_s=message.min_chunk_interval_ms / 1000,
+        resume_window_s=message.resume_window_ms / 1000,
     )

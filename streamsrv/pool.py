@@ -1,7 +1,7 @@
-"""The workers of one model: routing, admission, and the life of a stream from submit to release."""
+"""The workers of one model: routing, admission, and the life of a stream from submit to its last reader."""
 
 import asyncio
-import itertools
+import hmac
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -14,21 +14,27 @@ import numpy as np
 from engines.api import Engine
 from streamsrv.detokenizer import Detokenizer
 from streamsrv.errors import (
+    CallerShareUsedError,
     DeadlinePassedError,
     DrainingError,
     FieldViolation,
     InvalidRequestError,
-    OverloadedError,
+    LogMemoryFullError,
     PromptTooLongError,
     StoppedError,
+    StreamElsewhereError,
+    StreamExpiredError,
+    StreamNotFoundError,
+    TooManyWaitingError,
 )
 from streamsrv.request import GenerateRequest
-from streamsrv.sequence import Sequence
-from streamsrv.stream import Stream, StreamLog, StreamRegistry
+from streamsrv.sequence import Sequence, SequenceStatus
+from streamsrv.stream import Caller, LogMemory, Reader, Stream, StreamLog, StreamRegistry
 from streamsrv.tokenizer import Tokenizer
 from streamsrv.worker import Job, Worker, WorkerState
 
 _RETRY_AFTER_S = 1.0
+_RESUME_TOKEN_BYTES = 16
 
 
 class CancelOutcome(Enum):
@@ -41,20 +47,34 @@ class CancelOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """What a pool admits."""
+    """What a pool admits and keeps."""
 
     max_running: int
     """Sequences computed at the same time, per worker."""
     max_waiting: int
-    """Requests that may wait behind them, per worker."""
+    """Requests that may wait behind them."""
+    max_waiting_tokens: int
+    """Prompt tokens that may wait behind them."""
+    max_waiting_per_caller: int
+    """Requests of one caller that may wait."""
     max_step_tokens: int
     """Tokens computed in one step, per worker."""
     max_context: int
     """Most tokens of a prompt and its output; the model's context and the cache bound it too."""
+    max_resume_window_s: float
+    """Longest time that a stream outlives its reader."""
+    log_memory_bytes: int
+    """Memory of what can still be read; when it is full, what was read is dropped, and nothing admitted."""
+    stuck_after_s: float
+    """A step that takes longer will never end."""
 
 
 class WorkerPool:
-    """Admits requests, gives each to the worker with the fewest, and knows every stream that lives."""
+    """Admits requests, gives each to the worker with the fewest, and knows every stream that can be read.
+
+    A stream lives while it is computed or read, and, if it was granted a resume window, for that long after
+    its reader has gone.
+    """
 
     def __init__(
         self,
@@ -78,16 +98,21 @@ class WorkerPool:
                 engine,
                 max_running=limits.max_running,
                 max_step_tokens=limits.max_step_tokens,
+                stuck_after_s=limits.stuck_after_s,
                 clock=clock,
                 on_state=on_state,
+                on_end=self._on_end,
+                on_step=self._on_step,
             )
             for _ in range(num_workers)
         ]
+        self._memory = LogMemory(limits.log_memory_bytes)
         self._registry = StreamRegistry()
-        self._jobs: dict[str, tuple[Job, Worker]] = {}  # by stream id
-        self._counter = itertools.count(1)
+        self._jobs: dict[str, tuple[Job, Worker]] = {}  # by stream id, of those that are computed
+        self._expiries: dict[str, asyncio.TimerHandle] = {}  # by stream id, of those without a reader
+        self._next_number = 1
         self._draining = False
-        self._released = asyncio.Event()
+        self._changed = asyncio.Event()
 
     @property
     def healthy(self) -> bool:
@@ -101,13 +126,28 @@ class WorkerPool:
 
     @property
     def num_streams(self) -> int:
-        """Streams that live."""
+        """Streams that can be read."""
         return len(self._registry)
 
     @property
+    def num_read(self) -> int:
+        """Streams that are being read."""
+        return sum(stream.reader is not None for stream in self._registry)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are computed or wait."""
+        return sum(worker.num_jobs for worker in self._workers)
+
+    @property
     def num_waiting(self) -> int:
-        """Requests that do not run yet."""
+        """Requests that own no blocks yet."""
         return sum(worker.num_waiting for worker in self._workers)
+
+    @property
+    def log_bytes(self) -> int:
+        """Memory of what can still be read."""
+        return self._memory.used_bytes
 
     @property
     def vocab_size(self) -> int:
@@ -142,20 +182,25 @@ class WorkerPool:
                         await worker.wait_ready()
                     yield
                 finally:
+                    for expiry in self._expiries.values():
+                        expiry.cancel()
                     for task in tasks:
                         task.cancel()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    def submit(self, request: GenerateRequest) -> Stream:
-        """Admit a request; `release` must be called for its stream, however it ends.
+    # -----------------------------------------------------------------------------------------------------
+    # The life of a stream
+
+    def submit(self, request: GenerateRequest, caller: Caller) -> Stream:
+        """Admit a request. Its stream needs a reader at once: `attach` is the caller's next move.
 
         Raises:
             DrainingError: the server is stopping.
             DeadlinePassedError: the deadline is over already.
             PromptTooLongError: prompt and output do not fit in the context.
-            RequestIdInUseError: another stream that lives has the request's id.
-            OverloadedError: too many requests wait.
+            RequestIdInUseError: another stream has the request's id.
+            OverloadedError: too much waits, or is kept.
             WorkerLostError: no worker has a context now.
 
         """
@@ -164,37 +209,83 @@ class WorkerPool:
         if request.deadline_s is not None and request.deadline_s <= self._clock():
             raise DeadlinePassedError(started=False)
         max_tokens = self._max_tokens(request)
+        self._registry.check_request_id(request.request_id)
+        self._check_room(len(request.prompt_token_ids), caller)
         worker = min(self._workers, key=lambda w: (w.state is not WorkerState.READY, w.num_jobs))
-        if worker.num_waiting >= self.limits.max_waiting:
-            raise OverloadedError(worker.num_waiting, self.limits.max_waiting, _RETRY_AFTER_S)
-        number = next(self._counter)
-        stream_id = f"{self.instance_id}-{number}"
-        stream = Stream(stream_id, request.request_id or stream_id, number, StreamLog())
-        job = self._job(number, request, max_tokens, stream.log)
+        stream = self._make_stream(request, caller)
+        job = self._make_job(stream, request, max_tokens)
+        worker.submit(job)
+        self._next_number += 1
         self._registry.add(stream)
-        try:
-            worker.submit(job)
-        except BaseException:
-            self._registry.remove(stream)
-            raise
-        self._jobs[stream_id] = (job, worker)
+        self._jobs[stream.stream_id] = (job, worker)
         return stream
 
-    def release(self, stream: Stream) -> None:
-        """The reader is done with a stream: end it if it runs, and forget it."""
-        job, worker = self._jobs.pop(stream.stream_id)
-        stream.log.on_change = None
-        worker.abort(job)
-        self._registry.remove(stream)
-        self._released.set()
+    def find(
+        self,
+        caller: Caller,
+        *,
+        stream_id: str | None = None,
+        request_id: str | None = None,
+        resume_token: bytes,
+    ) -> Stream:
+        """Find the stream that a call wants to resume.
 
-    async def cancel(self, *, stream_id: str | None = None, request_id: str | None = None) -> CancelOutcome:
-        """End a stream; its blocks are free when this returns."""
+        Raises:
+            StreamNotFoundError: there was never one, or the caller may not read it.
+            StreamExpiredError: there is none any more.
+            StreamElsewhereError: another server instance had it.
+
+        """
+        if stream_id is not None:
+            stream = self._registry.by_stream_id(stream_id)
+            if stream is None:
+                raise self._why_missing(stream_id)
+        else:
+            stream = self._registry.by_request_id(request_id or "")
+        if stream is None or not (
+            (stream.resume_token and hmac.compare_digest(stream.resume_token, resume_token))
+            or (caller.authenticated and caller == stream.caller)
+        ):
+            raise StreamNotFoundError(stream_id or request_id or "")
+        if not stream.is_resumable:
+            raise StreamExpiredError(stream.stream_id)
+        return stream
+
+    def attach(self, stream: Stream, position: int, on_change: Callable[[], None]) -> Reader:
+        """Begin to read a stream at a position; `release` must follow. One reader replaces another.
+
+        Raises:
+            PositionEvictedError: the log holds that position no longer.
+            PositionInFutureError: the stream has not got there.
+
+        """
+        reader = stream.attach(position, on_change)
+        if (expiry := self._expiries.pop(stream.stream_id, None)) is not None:
+            expiry.cancel()
+        return reader
+
+    def release(self, reader: Reader) -> None:
+        """Take back a reader. Its stream ends, or waits for the next one as long as its window says."""
+        stream = reader.stream
+        if not stream.detach(reader):
+            return
+        if stream.is_resumable:
+            loop = asyncio.get_running_loop()
+            expiry = loop.call_later(stream.resume_window_s, self._forget, stream)
+            self._expiries[stream.stream_id] = expiry
+        else:
+            self._forget(stream)
+        self._changed.set()
+
+    async def cancel(
+        self, caller: Caller, *, stream_id: str | None = None, request_id: str | None = None
+    ) -> CancelOutcome:
+        """End a stream; its blocks are free when this returns. An authenticated caller's is only its own."""
         if stream_id is not None:
             stream = self._registry.by_stream_id(stream_id)
         else:
             stream = self._registry.by_request_id(request_id or "")
-        if stream is None:
+        if stream is None or (stream.caller.authenticated and stream.caller != caller):
             return CancelOutcome.NOT_FOUND
         if stream.log.ended:
             return CancelOutcome.ALREADY_FINISHED
@@ -204,10 +295,10 @@ class WorkerPool:
         return CancelOutcome.ABORTED
 
     async def wait_idle(self) -> None:
-        """Wait until no stream lives and every job has ended."""
-        while self._registry:
-            self._released.clear()
-            await self._released.wait()
+        """Wait until everything is computed, and every reader has gone with all that its stream said."""
+        while any(not stream.is_delivered for stream in self._registry):
+            self._changed.clear()
+            await self._changed.wait()
         for worker in self._workers:
             await worker.wait_idle()
 
@@ -217,25 +308,119 @@ class WorkerPool:
         Those left after `grace_s` seconds end with StoppedError.
         """
         self._draining = True
-        with_time_left = True
+        finished = True
         try:
             async with asyncio.timeout(grace_s):
                 await self.wait_idle()
         except TimeoutError:
-            with_time_left = False
+            finished = False
         for job, worker in list(self._jobs.values()):
             worker.abort(job, StoppedError())
-        return with_time_left
+        return finished
 
     def check_integrity(self) -> None:
         """Hold the books against each other; for tests and idle moments."""
         for worker in self._workers:
             worker.check_integrity()
-        assert len(self._registry) == len(self._jobs)
+        assert set(self._jobs) <= {stream.stream_id for stream in self._registry}
+        assert len(self._jobs) == self.num_running
+        assert self._memory.used_bytes == sum(stream.log.size_bytes for stream in self._registry)
+        without_reader = {stream.stream_id for stream in self._registry if stream.reader is None}
+        assert set(self._expiries) == without_reader
 
-    def _job(self, number: int, request: GenerateRequest, max_tokens: int, log: StreamLog) -> Job:
+    def _forget(self, stream: Stream) -> None:
+        self._expiries.pop(stream.stream_id, None)
+        if stream.stream_id in self._jobs:
+            job, worker = self._jobs.pop(stream.stream_id)
+            worker.abort(job)
+        self._registry.remove(stream)
+        self._changed.set()
+
+    def _on_end(self, job: Job) -> None:
+        self._jobs.pop(job.stream.stream_id, None)
+        self._changed.set()
+
+    def _on_step(self) -> None:
+        if self._memory.is_full:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Drop what was read before what was not, and nothing that lies before a reader."""
+        for stream in list(self._registry):
+            if not self._memory.is_full:
+                return
+            if stream.reader is None and stream.log.ended:
+                self._expiries[stream.stream_id].cancel()
+                self._forget(stream)
+        for stream in self._registry:
+            if not self._memory.is_full:
+                return
+            position = stream.num_taken if stream.reader is None else stream.reader.position
+            stream.log.drop_before(position)
+
+    # -----------------------------------------------------------------------------------------------------
+    # Admission
+
+    def _check_room(self, num_prompt_tokens: int, caller: Caller) -> None:
+        limits = self.limits
+        waiting = [sequence for worker in self._workers for sequence in worker.waiting]
+        if len(waiting) >= limits.max_waiting:
+            raise TooManyWaitingError(
+                "requests are waiting",
+                len(waiting),
+                limits.max_waiting,
+                subject="waiting requests",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        num_tokens = sum(sequence.num_tokens for sequence in waiting)
+        if waiting and num_tokens + num_prompt_tokens > limits.max_waiting_tokens:
+            raise TooManyWaitingError(
+                "prompt tokens are waiting",
+                num_tokens,
+                limits.max_waiting_tokens,
+                subject="waiting prompt tokens",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        num_own = sum(
+            job.stream.caller == caller and job.sequence.status is SequenceStatus.WAITING
+            for job, _ in self._jobs.values()
+        )
+        if num_own >= limits.max_waiting_per_caller:
+            raise CallerShareUsedError(
+                f"requests of {caller.name} are waiting",
+                num_own,
+                limits.max_waiting_per_caller,
+                subject=f"waiting requests of {caller.name}",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        if self._memory.is_full:
+            self._make_room()
+        if self._memory.is_full:
+            raise LogMemoryFullError(
+                "bytes of streams are kept for their readers",
+                self._memory.used_bytes,
+                self._memory.limit_bytes,
+                subject="log memory",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+
+    def _make_stream(self, request: GenerateRequest, caller: Caller) -> Stream:
+        stream_id = f"{self.instance_id}-{self._next_number}"
+        window_s = min(request.stream.resume_window_s, self.limits.max_resume_window_s)
+        return Stream(
+            stream_id,
+            request.request_id or stream_id,
+            StreamLog(self._memory),
+            caller=caller,
+            output=request.output,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            resume_window_s=window_s,
+            resume_token=secrets.token_bytes(_RESUME_TOKEN_BYTES) if window_s > 0 else b"",
+        )
+
+    def _make_job(self, stream: Stream, request: GenerateRequest, max_tokens: int) -> Job:
         sequence = Sequence(
-            number,
+            self._next_number,
             request,
             max_tokens=max_tokens,
             eos_token_ids=frozenset(self.engine.model.vocabulary.eos_token_ids),
@@ -247,7 +432,8 @@ class WorkerPool:
             skip_special=request.output.skip_special_tokens,
             continues=request.continues_text,
         )
-        return Job(sequence, detokenizer, np.random.default_rng(request.sampling.seed), log)
+        generator = np.random.default_rng(request.sampling.seed)
+        return Job(sequence, detokenizer, generator, stream)
 
     def _max_tokens(self, request: GenerateRequest) -> int:
         limit, prompt = self.max_context, len(request.prompt_token_ids)
@@ -273,3 +459,13 @@ class WorkerPool:
                 FieldViolation("stop.min_tokens", f"is {request.stop.min_tokens}, but only {room} tokens fit")
             )
         return wanted or room
+
+    def _why_missing(self, stream_id: str) -> StreamNotFoundError | StreamExpiredError | StreamElsewhereError:
+        instance_id, _, number = stream_id.rpartition("-")
+        if not number.isdecimal() or not instance_id:
+            return StreamNotFoundError(stream_id)
+        if instance_id != self.instance_id:
+            return StreamElsewhereError(stream_id, self.instance_id)
+        if not 0 < int(number) < self._next_number:
+            return StreamNotFoundError(stream_id)
+        return StreamExpiredError(stream_id)

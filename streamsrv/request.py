@@ -140,6 +140,8 @@ class StreamOptions:
     """None: whatever is ready goes out together."""
     min_chunk_interval_s: float = 0.0
     """Least time between two messages with tokens, in seconds."""
+    resume_window_s: float = 0.0
+    """How long the stream shall outlive its reader, in seconds; the server grants what it allows."""
 
     def __post_init__(self) -> None:
         _require(

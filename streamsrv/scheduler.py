@@ -1,6 +1,7 @@
 """Which tokens are computed in the next step. Synchronous and pure: no clock, thread or engine in here."""
 
 from collections import deque
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -61,6 +62,11 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # in the order of arrival
         self._num_preemptions = 0
+
+    @property
+    def waiting(self) -> Iterable[Sequence]:
+        """Sequences that own no blocks, the next one first."""
+        return iter(self._waiting)
 
     @property
     def num_waiting(self) -> int:

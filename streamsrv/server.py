@@ -78,6 +78,11 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
             PoolLimits(
                 max_running=settings.max_running,
                 max_waiting=settings.max_waiting,
+                max_waiting_tokens=settings.max_waiting_tokens,
+                max_waiting_per_caller=settings.max_waiting_per_caller,
+                max_resume_window_s=settings.max_resume_window_s,
+                log_memory_bytes=settings.log_memory_mib << 20,
+                stuck_after_s=settings.stuck_after_s,
                 max_step_tokens=settings.max_step_tokens,
                 max_context=settings.max_context or engine.model.spec.context_length,
             ),
@@ -87,7 +92,11 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
         await stack.enter_async_context(pool.running())
         server = grpc.aio.server(options=grpc_options(settings))
         name = settings.model_name or engine.model.name
-        service = InferenceService({name: pool}, max_message_bytes=settings.max_message_mib << 20)
+        service = InferenceService(
+            {name: pool},
+            max_message_bytes=settings.max_message_mib << 20,
+            stall_limit_s=settings.stall_limit_s,
+        )
         add_InferenceServiceServicer_to_server(service, server)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)

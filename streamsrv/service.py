@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -13,18 +13,28 @@ import grpc
 from engines.api import StreamsrvError
 from streamsrv import __version__
 from streamsrv.chunks import CODEC_TO_PB, MAX_TOKENS_PER_MESSAGE, ChunkEncoder
-from streamsrv.errors import FieldViolation, InvalidRequestError, ModelNotFoundError, NotSupportedError
-from streamsrv.parsing import check_token_ids, encode_prompt, parse_generate
+from streamsrv.errors import (
+    ConsumerStalledError,
+    FieldViolation,
+    InvalidRequestError,
+    ModelNotFoundError,
+    ReaderReplacedError,
+    StreamNotFoundError,
+)
+from streamsrv.parsing import check_token_ids, encode_prompt, parse_generate, parse_stream
 from streamsrv.pool import CancelOutcome, WorkerPool
-from streamsrv.request import MAX_STOP_BYTES, MAX_STOP_STRINGS, GenerateRequest
-from streamsrv.status import to_status
-from streamsrv.stream import Stream, StreamLog
+from streamsrv.request import MAX_STOP_BYTES, MAX_STOP_STRINGS, Codec, StreamOptions
+from streamsrv.status import to_status, trailers
+from streamsrv.stream import Caller, Reader, Stream
 from streamsrv.v1 import inference_pb2 as pb
 from streamsrv.v1.inference_pb2_grpc import InferenceServiceServicer
 
 log = logging.getLogger(__name__)
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+# How long a status may wait behind messages that the client does not take.
+_ABORT_S = 2.0
 
 _CANCEL_RESULTS = {
     CancelOutcome.ABORTED: pb.CANCEL_RESULT_ABORTED,
@@ -36,32 +46,34 @@ _CANCEL_RESULTS = {
 class InferenceService(InferenceServiceServicer):
     """Answers calls with the pools of the models it serves, the default one first."""
 
-    def __init__(self, pools: Mapping[str, WorkerPool], *, max_message_bytes: int) -> None:
-        """`pools` are the models by name, at least one."""
+    def __init__(
+        self, pools: Mapping[str, WorkerPool], *, max_message_bytes: int, stall_limit_s: float
+    ) -> None:
+        """`pools` are the models by name, at least one; a client may take nothing for `stall_limit_s`."""
         self._pools = dict(pools)
         self._default = next(iter(pools))
         self._max_message_bytes = max_message_bytes
+        self._stall_limit_s = stall_limit_s
 
-    async def Generate(
+    # A streaming method of grpc.aio may be a coroutine that writes, which the generated types do not know.
+    async def Generate(  # type: ignore[override]
         self, request: pb.GenerateRequest, context: Context
-    ) -> AsyncIterator[pb.GenerateResponse]:
+    ) -> None:
         async with _statuses(context):
             name, pool = self._find(request.model)
             remaining_s = context.time_remaining()
             deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
             parsed = await parse_generate(request, pool.tokenizer, pool.vocab_size, deadline_s)
-            stream = pool.submit(parsed)
-            try:
-                yield _start(stream, parsed, name, pool)
-                async for message in _follow(stream, parsed):
-                    yield message
-            finally:
-                pool.release(stream)
+            stream = pool.submit(parsed, _caller(context))
+            await self._send(context, stream, name, pool, 0, parsed.stream)
 
-    async def Resume(self, request: pb.ResumeRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
+    async def Resume(  # type: ignore[override]
+        self, request: pb.ResumeRequest, context: Context
+    ) -> None:
         async with _statuses(context):
-            for message in _resume():
-                yield message
+            options = parse_stream(request.stream)
+            name, pool, stream = self._find_stream(request, _caller(context))
+            await self._send(context, stream, name, pool, request.position, options)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         async with _statuses(context):
@@ -70,12 +82,12 @@ class InferenceService(InferenceServiceServicer):
                 raise InvalidRequestError(
                     FieldViolation("target", "is missing; give stream_id or request_id")
                 )
-            outcome = CancelOutcome.NOT_FOUND
+            outcome, caller = CancelOutcome.NOT_FOUND, _caller(context)
             for pool in self._pools.values():
                 if target == "stream_id":
-                    outcome = await pool.cancel(stream_id=request.stream_id)
+                    outcome = await pool.cancel(caller, stream_id=request.stream_id)
                 else:
-                    outcome = await pool.cancel(request_id=request.request_id)
+                    outcome = await pool.cancel(caller, request_id=request.request_id)
                 if outcome is not CancelOutcome.NOT_FOUND:
                     break
         return pb.CancelResponse(result=_CANCEL_RESULTS[outcome])
@@ -110,12 +122,81 @@ class InferenceService(InferenceServiceServicer):
                 max_prompt_tokens=pool.max_context - 1,
                 max_output_tokens=pool.max_context - 1,
                 max_running_sequences=pool.limits.max_running * pool.num_workers,
-                max_waiting_requests=pool.limits.max_waiting * pool.num_workers,
+                max_waiting_requests=pool.limits.max_waiting,
                 max_message_bytes=self._max_message_bytes,
                 max_stop_strings=MAX_STOP_STRINGS,
                 max_stop_bytes=MAX_STOP_BYTES,
             ),
         )
+
+    def _find_stream(self, request: pb.ResumeRequest, caller: Caller) -> tuple[str, WorkerPool, Stream]:
+        target = request.WhichOneof("target")
+        if target is None:
+            raise InvalidRequestError(FieldViolation("target", "is missing; give stream_id or request_id"))
+        missing: StreamsrvError | None = None
+        for name, pool in self._pools.items():
+            try:
+                return (
+                    name,
+                    pool,
+                    pool.find(
+                        caller,
+                        stream_id=request.stream_id if target == "stream_id" else None,
+                        request_id=request.request_id if target == "request_id" else None,
+                        resume_token=request.resume_token,
+                    ),
+                )
+            except StreamNotFoundError as error:
+                missing = error
+        assert missing is not None
+        raise missing
+
+    async def _send(
+        self,
+        context: Context,
+        stream: Stream,
+        model: str,
+        pool: WorkerPool,
+        position: int,
+        options: StreamOptions,
+    ) -> None:
+        """Send what the log holds from `position` on, in as few messages as the options allow, to its end.
+
+        Raises:
+            StreamsrvError: what the log ended with, or why this reader may not go on.
+
+        """
+        changed = asyncio.Event()
+        reader = pool.attach(stream, position, changed.set)
+        try:
+            await self._write(context, _start(stream, position, options.codec, model, pool))
+            encoder = ChunkEncoder(stream.stream_id, options.codec, stream.output)
+            most = min(options.max_tokens_per_chunk or MAX_TOKENS_PER_MESSAGE, MAX_TOKENS_PER_MESSAGE)
+            while not reader.replaced:
+                position = reader.position
+                elements = reader.take(most)
+                if elements:
+                    await self._write(context, encoder.encode(position, elements))
+                    if options.min_chunk_interval_s and not stream.log.ended:
+                        await _pause(options.min_chunk_interval_s, reader, changed)
+                elif reader.at_end:
+                    break
+                else:
+                    changed.clear()
+                    await changed.wait()
+        finally:
+            pool.release(reader)
+        if reader.replaced:
+            raise ReaderReplacedError
+        if stream.log.error is not None:
+            raise stream.log.error
+
+    async def _write(self, context: Context, message: pb.GenerateResponse) -> None:
+        try:
+            async with asyncio.timeout(self._stall_limit_s):
+                await context.write(message)
+        except TimeoutError:
+            raise ConsumerStalledError(self._stall_limit_s) from None
 
     def _find(self, model: str) -> tuple[str, WorkerPool]:
         name = model or self._default
@@ -124,59 +205,34 @@ class InferenceService(InferenceServiceServicer):
         return name, self._pools[name]
 
 
-def _resume() -> Iterator[pb.GenerateResponse]:
-    raise NotSupportedError("this server cannot resume streams; send the request again with Generate")
+def _caller(context: Context) -> Caller:
+    """Tell who calls: the peer's address without its port, so that a client's connections are one caller."""
+    peer = context.peer()
+    return Caller(peer.rpartition(":")[0] if peer.startswith("ipv") else peer)
 
 
-def _start(stream: Stream, request: GenerateRequest, model: str, pool: WorkerPool) -> pb.GenerateResponse:
+def _start(stream: Stream, position: int, codec: Codec, model: str, pool: WorkerPool) -> pb.GenerateResponse:
     return pb.GenerateResponse(
         stream_id=stream.stream_id,
+        seq=position,
         start=pb.StreamStart(
             request_id=stream.request_id,
             model=model,
             model_revision=pool.engine.model.revision,
-            codec=CODEC_TO_PB[request.stream.codec],
+            codec=CODEC_TO_PB[codec],
+            resume_token=stream.resume_token,
+            resume_window_ms=round(stream.resume_window_s * 1000),
             oldest_position=stream.log.oldest_position,
-            num_prompt_tokens=len(request.prompt_token_ids),
+            num_prompt_tokens=stream.num_prompt_tokens,
         ),
     )
 
 
-async def _follow(stream: Stream, request: GenerateRequest) -> AsyncIterator[pb.GenerateResponse]:
-    """Send what the log holds, as few messages as the options allow, until it ends.
-
-    Raises:
-        StreamsrvError: what the log ended with.
-    """
-    options, log_ = request.stream, stream.log
-    encoder = ChunkEncoder(stream.stream_id, options.codec, request.output)
-    most = min(options.max_tokens_per_chunk or MAX_TOKENS_PER_MESSAGE, MAX_TOKENS_PER_MESSAGE)
-    changed = asyncio.Event()
-    log_.on_change = changed.set
-    position = log_.oldest_position
-    while True:
-        elements = log_.read(position, most)
-        if elements:
-            message = encoder.encode(position, elements)
-            position += len(elements)
-            log_.drop_before(position)
-            yield message
-            if options.min_chunk_interval_s and not log_.ended:
-                await _pause(options.min_chunk_interval_s, log_, changed)
-        elif log_.ended:
-            break
-        else:
-            changed.clear()
-            await changed.wait()
-    if log_.error is not None:
-        raise log_.error
-
-
-async def _pause(seconds: float, log_: StreamLog, changed: asyncio.Event) -> None:
-    """Let tokens gather for a while; the end of the log ends the wait."""
+async def _pause(seconds: float, reader: Reader, changed: asyncio.Event) -> None:
+    """Let tokens gather for a while; the stream's end, or the reader's, ends the wait."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            while not log_.ended:
+            while not (reader.stream.log.ended or reader.replaced):
                 changed.clear()
                 await changed.wait()
 
@@ -188,7 +244,10 @@ async def _statuses(context: Context) -> AsyncIterator[None]:
         yield
     except StreamsrvError as error:
         status = to_status(error)
-        await context.abort(status.code, status.details or "", tuple(status.trailing_metadata or ()))
+        # A status waits behind messages that the client does not take; the call's resources do not.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ABORT_S):
+                await context.abort(status.code, status.details or "", trailers(error, status))
 
 
 def _describe(name: str, pool: WorkerPool) -> pb.Model:

@@ -18,7 +18,16 @@ STATUS_CODES: dict[type[StreamsrvError], grpc.StatusCode] = {
     ChatTemplateError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.RequestIdInUseError: grpc.StatusCode.ALREADY_EXISTS,
-    errors.OverloadedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.TooManyWaitingError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.CallerShareUsedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.LogMemoryFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.StreamNotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.StreamExpiredError: grpc.StatusCode.NOT_FOUND,
+    errors.StreamElsewhereError: grpc.StatusCode.NOT_FOUND,
+    errors.PositionEvictedError: grpc.StatusCode.OUT_OF_RANGE,
+    errors.PositionInFutureError: grpc.StatusCode.OUT_OF_RANGE,
+    errors.ReaderReplacedError: grpc.StatusCode.ABORTED,
+    errors.ConsumerStalledError: grpc.StatusCode.ABORTED,
     errors.DrainingError: grpc.StatusCode.UNAVAILABLE,
     errors.StoppedError: grpc.StatusCode.UNAVAILABLE,
     errors.WorkerLostError: grpc.StatusCode.UNAVAILABLE,
@@ -45,9 +54,12 @@ def to_status(error: StreamsrvError) -> grpc.Status:
             for v in error.violations
         ]
         details.append(error_details_pb2.BadRequest(field_violations=violations))
-    retry_s = _retry_after_s(error)
-    if retry_s is not None:
-        delay = duration_pb2.Duration(nanos=round(retry_s * 1e9) % 10**9, seconds=int(retry_s))
+    if isinstance(error, errors.OverloadedError):
+        violation = error_details_pb2.QuotaFailure.Violation(subject=error.subject, description=str(error))
+        details.append(error_details_pb2.QuotaFailure(violations=[violation]))
+    if (retry_s := retry_after_s(error)) is not None:
+        delay = duration_pb2.Duration()
+        delay.FromMilliseconds(round(retry_s * 1000))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     packed = []
     for detail in details:
@@ -58,7 +70,16 @@ def to_status(error: StreamsrvError) -> grpc.Status:
     return rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=packed))
 
 
-def _retry_after_s(error: StreamsrvError) -> float | None:
+def trailers(error: StreamsrvError, status: grpc.Status) -> tuple[tuple[str, str | bytes], ...]:
+    """Join a status's metadata with the hint that gRPC's own retries understand."""
+    metadata = tuple(status.trailing_metadata or ())
+    if (retry_s := retry_after_s(error)) is not None:
+        metadata += (("grpc-retry-pushback-ms", str(round(retry_s * 1000))),)
+    return metadata
+
+
+def retry_after_s(error: StreamsrvError) -> float | None:
+    """Tell how long a client should wait before it tries again; None where trying again is of no use."""
     if isinstance(error, errors.OverloadedError):
         return error.retry_after_s
     return _DRAINING_RETRY_S if isinstance(error, errors.DrainingError) else None
@@ -70,5 +91,15 @@ def _metadata(error: StreamsrvError) -> dict[str, str]:
     if isinstance(error, errors.RequestIdInUseError):
         return {"request_id": error.request_id, "stream_id": error.stream_id}
     if isinstance(error, errors.OverloadedError):
-        return {"num_waiting": str(error.num_waiting), "limit": str(error.limit)}
+        return {"used": str(error.used), "limit": str(error.limit)}
+    if isinstance(error, errors.StreamElsewhereError):
+        return {"stream_id": error.stream_id, "instance_id": error.instance_id}
+    if isinstance(error, errors.PositionEvictedError):
+        return {"position": str(error.position), "oldest_position": str(error.oldest_position)}
+    if isinstance(error, errors.PositionInFutureError):
+        return {
+            "position": str(error.position),
+            "oldest_position": str(error.oldest_position),
+            "next_position": str(error.next_position),
+        }
     return {}

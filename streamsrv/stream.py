@@ -1,11 +1,12 @@
 """A stream is a log; a consumer is a cursor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from engines.api import StreamsrvError
-from streamsrv.errors import RequestIdInUseError
+from streamsrv.errors import PositionEvictedError, PositionInFutureError, RequestIdInUseError
+from streamsrv.request import OutputOptions
 from streamsrv.sequence import Finish
 
 
@@ -37,20 +38,42 @@ class StreamEnd:
 Element: TypeAlias = Token | OutputEnd | StreamEnd
 
 
+class LogMemory:
+    """What all logs hold together, against a limit. Purely a count: whoever owns the logs acts on it."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the logs hold as much as they may."""
+        return self.used_bytes >= self.limit_bytes
+
+
+# A Token, its slot in the list, its id and an empty str, measured with sys.getsizeof on CPython 3.11.
+_ELEMENT_BYTES = 150
+
+
+def _size_bytes(element: Element) -> int:
+    return _ELEMENT_BYTES + (len(element.text) if isinstance(element, Token) else 0)
+
+
 class StreamLog:
     """Everything a stream has said, each element at its position, counted from 0.
 
-    Positions never change. Memory is bounded by the request's own bound on tokens; what every reader is
-    done with can be dropped before that. Ends once: with a StreamEnd, or with an error.
+    Positions never change. The beginning can be dropped. Ends once: with a StreamEnd, or with an error.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: LogMemory) -> None:
+        self._memory = memory
         self._elements: list[Element] = []
         self._oldest = 0
         self._ended = False
+        self._discarded = False
         self._error: StreamsrvError | None = None
         self.on_change: Callable[[], None] | None = None
-        """Called after each append and at the end; the consumer's way to be woken."""
+        """Called after each append and at the end; the reader's way to be woken."""
 
     @property
     def oldest_position(self) -> int:
@@ -75,7 +98,11 @@ class StreamLog:
     def append(self, *elements: Element) -> None:
         """Add elements; a StreamEnd ends the log."""
         assert not self._ended, "a stream went on after its end"
-        self._elements.extend(elements)
+        if self._discarded:
+            self._oldest += len(elements)
+        else:
+            self._elements.extend(elements)
+            self._memory.used_bytes += sum(map(_size_bytes, elements))
         self._ended = isinstance(elements[-1], StreamEnd)
         self._changed()
 
@@ -85,6 +112,24 @@ class StreamLog:
         self._ended = True
         self._error = error
         self._changed()
+
+    @property
+    def size_bytes(self) -> int:
+        """What it holds, as `LogMemory` counts it."""
+        return sum(map(_size_bytes, self._elements))
+
+    def check_position(self, position: int) -> None:
+        """Refuse a position that cannot be read from.
+
+        Raises:
+            PositionEvictedError: it was held once.
+            PositionInFutureError: nothing has been said there yet.
+
+        """
+        if position < self._oldest:
+            raise PositionEvictedError(position, self._oldest)
+        if position > self.next_position:
+            raise PositionInFutureError(position, self._oldest, self.next_position)
 
     def read(self, position: int, most: int | None = None) -> list[Element]:
         """The elements from `position` on, `most` of them at most; empty at the log's end."""
@@ -96,26 +141,128 @@ class StreamLog:
         """Let go of everything before `position`."""
         assert position <= self.next_position
         if position > self._oldest:
-            del self._elements[: position - self._oldest]
+            count = position - self._oldest
+            self._memory.used_bytes -= sum(map(_size_bytes, self._elements[:count]))
+            del self._elements[:count]
             self._oldest = position
+
+    def discard(self) -> None:
+        """Let go of everything, and hold nothing that is still to come: nobody will read it."""
+        self.drop_before(self.next_position)
+        self._discarded = True
 
     def _changed(self) -> None:
         if self.on_change is not None:
             self.on_change()
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A request's stream, as the registry knows it."""
+class Reader:
+    """A cursor in a stream's log: the one that receives it now."""
 
-    stream_id: str
-    request_id: str
-    sequence_id: int
-    log: StreamLog
+    def __init__(self, stream: "Stream", position: int, on_change: Callable[[], None]) -> None:
+        self.stream = stream
+        self.position = position
+        """The first position that has not been taken."""
+        self.replaced = False
+        """Another reader took the stream over."""
+        self._on_change = on_change
+
+    def take(self, most: int) -> list[Element]:
+        """Take what comes next, `most` elements at most; empty if nothing is there yet."""
+        elements = self.stream.log.read(self.position, most)
+        self.position += len(elements)
+        if elements and not self.stream.is_resumable:
+            self.stream.log.drop_before(self.position)
+        return elements
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything has been taken and nothing will come."""
+        return self.stream.log.ended and self.position == self.stream.log.next_position
+
+    def wake(self) -> None:
+        """Tell the reader that something has changed."""
+        self._on_change()
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who calls."""
+
+    name: str
+    """The authenticated identity, else the peer's address without its port."""
+    authenticated: bool = False
+
+
+class Stream:
+    """A request's stream: its log, and who may read it."""
+
+    def __init__(
+        self,
+        stream_id: str,
+        request_id: str,
+        log: StreamLog,
+        *,
+        caller: Caller,
+        output: OutputOptions,
+        num_prompt_tokens: int,
+        resume_window_s: float = 0.0,
+        resume_token: bytes = b"",
+    ) -> None:
+        """Without a `resume_window_s` the stream ends with its one reader, and has no token."""
+        self.stream_id = stream_id
+        self.request_id = request_id
+        self.log = log
+        self.caller = caller
+        self.output = output
+        self.num_prompt_tokens = num_prompt_tokens
+        self.resume_window_s = resume_window_s
+        self.resume_token = resume_token
+        self.reader: Reader | None = None
+        self.num_taken = 0
+        """The largest position that a reader has got to."""
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether all that it said was taken, it says no more, and the reader has gone."""
+        return self.reader is None and self.log.ended and self.num_taken == self.log.next_position
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether it outlives its reader."""
+        return self.resume_window_s > 0
+
+    def attach(self, position: int, on_change: Callable[[], None]) -> Reader:
+        """Make a reader at `position`; one that is there is replaced, and woken to notice.
+
+        Raises:
+            PositionEvictedError: the log holds that position no longer.
+            PositionInFutureError: the log has not got there.
+
+        """
+        self.log.check_position(position)
+        if self.reader is not None:
+            replaced = self.reader
+            self.detach(replaced)
+            replaced.replaced = True
+            replaced.wake()
+        reader = Reader(self, position, on_change)
+        self.reader = reader
+        self.log.on_change = reader.wake
+        return reader
+
+    def detach(self, reader: Reader) -> bool:
+        """Let a reader go; False if it was replaced before."""
+        self.num_taken = max(self.num_taken, reader.position)
+        if self.reader is not reader:
+            return False
+        self.reader = None
+        self.log.on_change = None
+        return True
 
 
 class StreamRegistry:
-    """The streams that live, by their own id and by their request's."""
+    """The streams that live or can still be read, by their own id and by their request's."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Stream] = {}
@@ -124,29 +271,42 @@ class StreamRegistry:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def __iter__(self) -> Iterator[Stream]:
+        return iter(self._by_id.values())
+
+    def check_request_id(self, request_id: str) -> None:
+        """Refuse a request id that is taken.
+
+        Raises:
+            RequestIdInUseError: another stream has the same request id.
+
+        """
+        other = self._by_request.get(request_id)
+        if other is not None:
+            raise RequestIdInUseError(request_id, other.stream_id)
+
     def add(self, stream: Stream) -> None:
         """Register a stream.
 
         Raises:
-            RequestIdInUseError: a stream that lives has the same request id; it is left alone.
+            RequestIdInUseError: another stream has the same request id; it is left alone.
 
         """
-        other = self._by_request.get(stream.request_id)
-        if other is not None:
-            raise RequestIdInUseError(stream.request_id, other.stream_id)
+        self.check_request_id(stream.request_id)
         assert stream.stream_id not in self._by_id
         self._by_id[stream.stream_id] = stream
         self._by_request[stream.request_id] = stream
 
     def remove(self, stream: Stream) -> None:
-        """Forget a stream; its request id is free again."""
+        """Forget a stream; its memory and its request id are free again."""
+        stream.log.discard()
         del self._by_id[stream.stream_id]
         del self._by_request[stream.request_id]
 
     def by_stream_id(self, stream_id: str) -> Stream | None:
-        """The stream with this id."""
+        """Find the stream with this id."""
         return self._by_id.get(stream_id)
 
     def by_request_id(self, request_id: str) -> Stream | None:
-        """The stream with this request id."""
+        """Find the stream with this request id."""
         return self._by_request.get(request_id)

@@ -3,25 +3,27 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 
-from engines.api import CacheSpec, Engine, ExecutionContext, StreamsrvError
+from engines.api import CacheSpec, Engine, EngineError, ExecutionContext, StreamsrvError
 from streamsrv.detokenizer import Detokenizer
+from streamsrv.engine_thread import EngineThread
 from streamsrv.errors import DeadlinePassedError, StoppedError, WorkerLostError
 from streamsrv.sampling import RowSampling, sample
 from streamsrv.scheduler import Scheduler, Step
 from streamsrv.sequence import Finish, FinishReason, Sequence, SequenceStatus
-from streamsrv.stream import OutputEnd, StreamEnd, StreamLog, Token
+from streamsrv.stream import OutputEnd, Stream, StreamEnd, Token
 
 log = logging.getLogger(__name__)
 
 _FIRST_RESTART_S = 0.5
 _LONGEST_RESTART_S = 30.0
+# How long stopping waits for a step in flight, before its thread is left behind.
+_JOIN_S = 10.0
 
 
 class WorkerState(Enum):
@@ -42,7 +44,7 @@ class Job:
     sequence: Sequence
     detokenizer: Detokenizer
     generator: np.random.Generator
-    log: StreamLog
+    stream: Stream
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its blocks are free and its log has ended."""
 
@@ -68,6 +70,10 @@ class _Sampled:
     finish: Finish | None
 
 
+class _StuckError(EngineError):
+    """A step takes so long that it will never end."""
+
+
 class Worker:
     """Steps a context on a thread of its own, and feeds the logs of its jobs from the loop.
 
@@ -81,16 +87,26 @@ class Worker:
         *,
         max_running: int,
         max_step_tokens: int,
+        stuck_after_s: float,
         clock: Callable[[], float],
         on_state: Callable[[], None] = lambda: None,
+        on_end: Callable[[Job], None] = lambda _: None,
+        on_step: Callable[[], None] = lambda: None,
     ) -> None:
-        """`clock` gives seconds; `on_state` is called whenever `state` has changed."""
+        """`clock` gives seconds; `on_state` is called whenever `state` has changed.
+
+        `on_end` is called with each job that has ended, `on_step` after each step.
+
+        A step that takes longer than `stuck_after_s` will never end: the context is given up.
+        """
         self._engine = engine
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens
+        self._stuck_after_s = stuck_after_s
         self._clock = clock
         self._on_state = on_state
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="streamsrv-worker")
+        self._on_end = on_end
+        self._on_step = on_step
         self._cache: CacheSpec | None = None
         self._scheduler: Scheduler | None = None
         self._jobs: dict[int, Job] = {}  # by sequence id: every job that has not ended
@@ -115,6 +131,11 @@ class Worker:
     def num_jobs(self) -> int:
         """Jobs that have not ended."""
         return len(self._jobs)
+
+    @property
+    def waiting(self) -> Iterable[Sequence]:
+        """The sequences that own no blocks."""
+        return self._scheduler.waiting if self._scheduler else ()
 
     @property
     def num_waiting(self) -> int:
@@ -150,7 +171,7 @@ class Worker:
         if job.done.is_set():
             return
         if job.sequence.status is SequenceStatus.WAITING:
-            self._end(job, error or Finish(FinishReason.CANCELLED))
+            self._end(job, error or _cancelled(job))
         else:
             self._to_abort.append((job, error))
             self._wake.set()
@@ -183,55 +204,71 @@ class Worker:
                     self._lose(error)
                     if self._clock() - began_s > 2 * _LONGEST_RESTART_S:
                         pause_s = _FIRST_RESTART_S
-                    log.exception("a worker's step failed; it restarts in %g s", pause_s)
+                    log.exception("a worker lost its context; it restarts in %g s", pause_s)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_RESTART_S)
         finally:
             self._set_state(WorkerState.STOPPED)
             self._end_all(StoppedError())
-            self._thread.shutdown(wait=True)
 
     async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
         self._set_state(WorkerState.STARTING)
-        context = await loop.run_in_executor(self._thread, self._engine.create_context)
+        thread = EngineThread("streamsrv-worker")
+        stuck = False
         try:
-            self._cache = context.cache
-            scheduler = self._scheduler = Scheduler(
-                context.cache, max_running=self._max_running, max_step_tokens=self._max_step_tokens
-            )
-            self._set_state(WorkerState.READY)
-            self._ready.set()
-            while True:
-                self._apply_aborts()
-                self._drop_expired()
-                step = scheduler.schedule()
-                if step is None:
-                    self._wake.clear()
-                    await self._wake.wait()
-                    continue
-                jobs = [self._jobs[s.sequence_id] for s in step.sampled]
-                sampled = await loop.run_in_executor(self._thread, _take_step, context, step, jobs)
-                self._num_steps += 1
-                self._book(scheduler, step, sampled)
+            context = await thread.call(self._engine.create_context)
+            try:
+                await self._take_steps(thread, context)
+            except _StuckError:
+                stuck = True
+                raise
+            finally:
+                # A step in flight ends before the context is closed: one thread does both.
+                thread.post(context.close)
         finally:
-            # A step in flight ends before the context is closed: one thread does both.
-            self._thread.submit(context.close)
+            thread.close()
+            if not stuck and not await asyncio.to_thread(thread.join, _JOIN_S):
+                log.error("a step did not end within %g s; its thread is left behind", _JOIN_S)
+
+    async def _take_steps(self, thread: EngineThread, context: ExecutionContext) -> None:
+        self._cache = context.cache
+        scheduler = self._scheduler = Scheduler(
+            context.cache, max_running=self._max_running, max_step_tokens=self._max_step_tokens
+        )
+        self._set_state(WorkerState.READY)
+        self._ready.set()
+        while True:
+            self._apply_aborts()
+            self._drop_expired()
+            step = scheduler.schedule()
+            if step is None:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            jobs = [self._jobs[s.sequence_id] for s in step.sampled]
+            try:
+                async with asyncio.timeout(self._stuck_after_s):
+                    sampled = await thread.call(_take_step, context, step, jobs)
+            except TimeoutError:
+                raise _StuckError(f"a step did not end within {self._stuck_after_s:g} s") from None
+            self._num_steps += 1
+            self._book(scheduler, step, sampled)
 
     def _book(self, scheduler: Scheduler, step: Step, sampled: list[_Sampled]) -> None:
         scheduler.update(step, [s.token_id for s in sampled])
         for s in sampled:
             token = Token(0, s.token_id, s.text)
             if s.finish is None:
-                s.job.log.append(token)
+                s.job.stream.log.append(token)
             else:
                 self._end(s.job, s.finish, token)
+        self._on_step()
 
     def _apply_aborts(self) -> None:
         aborts, self._to_abort = self._to_abort, []
         for job, error in aborts:
             if not job.done.is_set():
-                self._end(job, error or Finish(FinishReason.CANCELLED, text=job.detokenizer.flush()))
+                self._end(job, error or _cancelled(job))
 
     def _drop_expired(self) -> None:
         now = self._clock()
@@ -251,10 +288,11 @@ class Worker:
         del self._jobs[job.sequence.sequence_id]
         tokens = [last] if last else []
         if isinstance(how, Finish):
-            job.log.append(*tokens, OutputEnd(0, how), job.usage)
+            job.stream.log.append(*tokens, OutputEnd(0, how), job.usage)
         else:
-            job.log.fail(how)
+            job.stream.log.fail(how)
         job.done.set()
+        self._on_end(job)
 
     def _end_all(self, error: StreamsrvError) -> None:
         for job in list(self._jobs.values()):
@@ -270,6 +308,10 @@ class Worker:
         self._state = state
         with contextlib.suppress(RuntimeError):  # the loop may be closing
             self._on_state()
+
+
+def _cancelled(job: Job) -> Finish:
+    return Finish(FinishReason.CANCELLED, text=job.detokenizer.flush())
 
 
 def _take_step(context: ExecutionContext, step: Step, jobs: list[Job]) -> list[_Sampled]:

@@ -1,6 +1,7 @@
 """Real servers for tests: in this process, on 127.0.0.1 and a free port."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,12 @@ class TestServer:
     pool: WorkerPool
     client: Client
     target: str
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that nothing announces; the test's own timeout bounds it."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
 
 
 @asynccontextmanager

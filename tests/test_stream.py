@@ -1,8 +1,23 @@
 import pytest
 
-from streamsrv.errors import RequestIdInUseError, StoppedError
+from streamsrv.errors import (
+    PositionEvictedError,
+    PositionInFutureError,
+    RequestIdInUseError,
+    StoppedError,
+)
+from streamsrv.request import OutputOptions
 from streamsrv.sequence import Finish, FinishReason
-from streamsrv.stream import OutputEnd, Stream, StreamEnd, StreamLog, StreamRegistry, Token
+from streamsrv.stream import (
+    Caller,
+    LogMemory,
+    OutputEnd,
+    Stream,
+    StreamEnd,
+    StreamLog,
+    StreamRegistry,
+    Token,
+)
 
 
 def tokens(*ids: int) -> list[Token]:
@@ -10,7 +25,7 @@ def tokens(*ids: int) -> list[Token]:
 
 
 def test_positions_never_change_when_old_elements_are_dropped() -> None:
-    log = StreamLog()
+    log = StreamLog(LogMemory(1 << 20))
     log.append(*tokens(0, 1, 2, 3))
     log.drop_before(2)
     log.append(*tokens(4))
@@ -22,7 +37,7 @@ def test_positions_never_change_when_old_elements_are_dropped() -> None:
 
 
 def test_a_position_that_is_dropped_or_not_there_yet_cannot_be_read() -> None:
-    log = StreamLog()
+    log = StreamLog(LogMemory(1 << 20))
     log.append(*tokens(0, 1))
     log.drop_before(1)
     for position in (0, 3):
@@ -31,7 +46,7 @@ def test_a_position_that_is_dropped_or_not_there_yet_cannot_be_read() -> None:
 
 
 def test_a_log_ends_once_with_an_end_or_an_error() -> None:
-    ended, failed = StreamLog(), StreamLog()
+    ended, failed = StreamLog(LogMemory(1 << 20)), StreamLog(LogMemory(1 << 20))
     ended.append(OutputEnd(0, Finish(FinishReason.STOP)), StreamEnd(1, 1))
     failed.fail(StoppedError())
     for log in (ended, failed):
@@ -44,7 +59,7 @@ def test_a_log_ends_once_with_an_end_or_an_error() -> None:
 
 
 def test_a_reader_is_woken_by_every_change() -> None:
-    log, wakes = StreamLog(), list[int]()
+    log, wakes = StreamLog(LogMemory(1 << 20)), list[int]()
     log.on_change = lambda: wakes.append(log.next_position)
     log.append(*tokens(1))
     log.append(*tokens(2))
@@ -52,14 +67,99 @@ def test_a_reader_is_woken_by_every_change() -> None:
     assert wakes == [1, 2, 2]
 
 
+def make_stream(
+    stream_id: str, request_id: str, window_s: float = 0.0, memory: LogMemory | None = None
+) -> Stream:
+    return Stream(
+        stream_id,
+        request_id,
+        StreamLog(memory or LogMemory(1 << 20)),
+        caller=Caller("me"),
+        output=OutputOptions(),
+        num_prompt_tokens=1,
+        resume_window_s=window_s,
+    )
+
+
 def test_a_request_id_that_lives_is_refused_and_the_first_stream_is_untouched() -> None:
     registry = StreamRegistry()
-    first = Stream("a-1", "mine", 1, StreamLog())
+    first = make_stream("a-1", "mine")
     registry.add(first)
     with pytest.raises(RequestIdInUseError, match="a-1"):
-        registry.add(Stream("a-2", "mine", 2, StreamLog()))
+        registry.add(make_stream("a-2", "mine"))
     assert registry.by_request_id("mine") is first
     assert registry.by_stream_id("a-2") is None
     registry.remove(first)
-    registry.add(Stream("a-3", "mine", 3, StreamLog()))
+    registry.add(make_stream("a-3", "mine"))
     assert len(registry) == 1
+
+
+def test_what_was_taken_is_kept_only_where_it_can_be_resumed() -> None:
+    for window_s, oldest in ((0.0, 3), (10.0, 0)):
+        stream = make_stream("a-1", "mine", window_s)
+        reader = stream.attach(0, lambda: None)
+        stream.log.append(*tokens(0, 1, 2, 3))
+        assert reader.take(3) == tokens(0, 1, 2)
+        assert stream.log.oldest_position == oldest
+        assert reader.take(3) == tokens(3)
+        assert reader.take(3) == []
+
+
+def test_a_second_reader_replaces_the_first_which_is_woken_to_notice() -> None:
+    stream, woken = make_stream("a-1", "mine", 10.0), list[str]()
+    stream.log.append(*tokens(0, 1))
+    first = stream.attach(0, lambda: woken.append("first"))
+    first.take(2)
+    second = stream.attach(1, lambda: woken.append("second"))
+    assert (first.replaced, second.replaced, woken) == (True, False, ["first"])
+    stream.log.append(*tokens(2))
+    assert woken == ["first", "second"]
+    assert second.take(9) == tokens(1, 2)
+    assert not stream.detach(first)
+    assert stream.reader is second
+    assert stream.detach(second)
+    assert stream.reader is None
+
+
+def test_a_position_that_is_not_held_is_refused_with_what_is() -> None:
+    stream = make_stream("a-1", "mine", 10.0)
+    stream.log.append(*tokens(0, 1, 2))
+    stream.log.drop_before(1)
+    with pytest.raises(PositionEvictedError, match="oldest is 1"):
+        stream.attach(0, lambda: None)
+    with pytest.raises(PositionInFutureError, match="goes on at 3"):
+        stream.attach(4, lambda: None)
+    assert stream.attach(3, lambda: None).take(1) == []
+
+
+def test_a_stream_is_delivered_when_all_is_taken_and_the_reader_has_gone() -> None:
+    stream = make_stream("a-1", "mine", 10.0)
+    reader = stream.attach(0, lambda: None)
+    stream.log.append(*tokens(0), StreamEnd(1, 1))
+    reader.take(1)
+    stream.detach(reader)
+    assert not stream.is_delivered
+    reader = stream.attach(1, lambda: None)
+    reader.take(5)
+    assert reader.at_end
+    assert not stream.is_delivered
+    stream.detach(reader)
+    assert stream.is_delivered
+
+
+def test_the_memory_of_all_logs_is_counted_to_the_last_byte() -> None:
+    memory = LogMemory(1000)
+    registry = StreamRegistry()
+    streams = [make_stream(f"a-{i}", f"r{i}", 10.0, memory) for i in range(3)]
+    for i, stream in enumerate(streams):
+        registry.add(stream)
+        stream.log.append(*tokens(*range(i + 1)))
+    assert memory.used_bytes == sum(stream.log.size_bytes for stream in streams) > 0
+    streams[2].log.drop_before(2)
+    assert memory.used_bytes == sum(stream.log.size_bytes for stream in streams)
+    for stream in streams:
+        registry.remove(stream)
+        stream.log.append(*tokens(9))
+        assert stream.log.next_position == stream.log.oldest_position
+    assert memory.used_bytes == 0
+    assert not memory.is_full

@@ -16,7 +16,7 @@ from streamsrv.client import Client, Generation
 from streamsrv.errors import CallFailedError
 from streamsrv.server import SERVICE_NAME
 from streamsrv.v1 import inference_pb2 as pb
-from tests.servers import TestServer, running
+from tests.servers import running, until
 
 WORDS = "one two three four five six seven eight nine ten"
 
@@ -249,10 +249,7 @@ async def test_a_worker_that_fails_says_so_and_comes_back() -> None:
         assert (error.code, error.server_reason) == ("UNAVAILABLE", "WORKER_LOST")
         assert "the device went away" in str(error)
         fail.clear()
-        for _ in range(100):
-            if server.pool.healthy:
-                break
-            await asyncio.sleep(0.05)
+        await until(lambda: server.pool.healthy)
         assert await server.client.generate("x").text() == WORDS
 
 
@@ -261,20 +258,16 @@ async def test_too_many_waiting_requests_are_refused_with_a_hint() -> None:
     async with running(ScriptedEngine(WORDS, before_step=gate), max_running=1, max_waiting=1) as server:
         first = server.client.generate("1")
         await first.start()
-        await started_steps(server)
+        await until(lambda: not server.pool.num_waiting)
         second = server.client.generate("2")
         await second.start()
-        error = await refused(server.client.generate("3"))
+        third = server.client.generate("3")
+        error = await refused(third)
         assert (error.code, error.server_reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_WAITING")
         assert error.retry_after_s == 1.0
+        assert ("grpc-retry-pushback-ms", "1000") in tuple(await third._call.trailing_metadata())
         gate.open_for_good()
         assert await first.text() == await second.text() == WORDS
-
-
-async def started_steps(server: TestServer) -> None:
-    """Wait until nothing waits: the worker has taken what there is into a step."""
-    while server.pool.num_waiting:  # noqa: ASYNC110 (nothing announces a step's start)
-        await asyncio.sleep(0)
 
 
 async def test_a_request_id_in_use_is_refused_and_free_again_afterwards() -> None:
@@ -351,14 +344,6 @@ async def test_an_oversize_message_is_refused_and_the_connection_stays() -> None
         error = await refused(server.client.generate("x" * (2 << 20)))
         assert error.code == "RESOURCE_EXHAUSTED"
         assert await server.client.generate("x").text() == WORDS
-
-
-async def test_resume_is_declared_and_says_that_it_is_not_there() -> None:
-    async with running() as server:
-        call = server.client.stub.Resume(pb.ResumeRequest(stream_id="x"))
-        with pytest.raises(grpc.aio.AioRpcError, match="resume") as caught:
-            await call.read()
-        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 # ---------------------------------------------------------------------------------------------------------
