@@ -1,5 +1,6 @@
 """SHA-256 of files, remembered, so that a start does not read gigabytes to learn what it knew."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -47,4 +48,5 @@ class FileDigests:
             draft.write_text(json.dumps(content))
             draft.replace(note)
         except OSError:
-            draft.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                draft.unlink()

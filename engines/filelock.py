@@ -3,6 +3,8 @@
 import fcntl
 import os
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 
 class FileLock:
@@ -11,6 +13,15 @@ class FileLock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd: int | None = None
+
+    def __enter__(self) -> Self:
+        """Let go at the end of the block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
     def exclusive(self, *, wait: bool = True) -> bool:
         """Take the lock alone; False if others hold it and `wait` is off."""

@@ -4,7 +4,7 @@ Activations are `[N, S, features]`. What N and S are is the dialect's matter: th
 tokens of a step end to end (N tokens, S = 1).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -171,6 +171,10 @@ class GraphBuilder:
         )
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=11, producer_name="streamsrv")
+
+
+DIALECTS: Mapping[str, Callable[[], Dialect]] = {"paged": PagedDialect}
+"""By the name that prepared models go under."""
 
 
 def write_model(

@@ -36,7 +36,7 @@ class Manifest:
         content = asdict(replace(self, model=replace(self.model, vocabulary=vocabulary)))
         content["weights"] = self.weights.value
         content["model"]["spec"]["family"] = self.model.spec.family.value
-        (folder / MANIFEST_FILE).write_text(json.dumps(content, indent=1))
+        (folder / MANIFEST_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
@@ -48,7 +48,7 @@ class Manifest:
 
         """
         try:
-            content: dict[str, Any] = json.loads((folder / MANIFEST_FILE).read_text())
+            content: dict[str, Any] = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
             model = content["model"]
             spec, vocabulary = model["spec"], model["vocabulary"]
             spec["family"] = Family(spec["family"])
@@ -65,5 +65,7 @@ class Manifest:
                 dialect=content["dialect"],
                 files={name: FileRecord(**record) for name, record in content["files"].items()},
             )
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{MANIFEST_FILE} or {TOKENIZER_FILE} is not UTF-8: {error}") from error
         except (KeyError, TypeError) as error:
             raise ValueError(f"{folder / MANIFEST_FILE} is no manifest: {error!r}") from error

@@ -4,13 +4,14 @@ A prepared model is a folder: the graph, its weights, the tokenizer and a manife
 size and SHA-256. Its name has two hashes: of what it was made from (the content of the model's files, the
 weight format, the dialect) and of the code that prepares. It appears under that name by one rename,
 complete.
+
+When a model is opened, each file's size is compared with the manifest, and its SHA-256 if the file is
+new or its time, size or place on disk has changed since it was last hashed; so is what it was made from.
 """
 
-import errno
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -24,33 +25,33 @@ from engines.api import CheckpointError, EngineError
 from engines.checkpoint import open_checkpoint
 from engines.digests import FileDigests
 from engines.filelock import FileLock
-from engines.manifest import MANIFEST_FILE, TOKENIZER_FILE, FileRecord, Manifest
+from engines.manifest import MANIFEST_FILE, FileRecord, Manifest
 from engines.memory import GIB
 from engines.options import WeightFormat
+from engines.preparation import DRAFT_PREFIX, Progress, make_entry, remove_entry
 from engines.spec import ModelInfo
 
 _LOG = logging.getLogger(__name__)
 
-GRAPH_FILE = "model.onnx"
-WEIGHTS_FILE = "model.weights"
-
 _USED_FILE = "last_used"
 """Empty; its modification time orders the models by use."""
-_DRAFT_PREFIX = "draft-"
+_DIGESTS_FOLDER = "digests"
 _SOURCE_SUFFIXES = {".safetensors", ".json", ".jinja", ".model", ".txt"}
 """Files of a Hugging Face folder that can make a difference."""
 _RUNTIME_MODULES = {
     "api.py",
     "cachesize.py",
     "demo_model.py",
+    "digests.py",
+    "filelock.py",
     "memory.py",
     "ov.py",
+    "ov_graph.py",
+    "prepared.py",
     "registry.py",
     "scripted.py",
 }
 """Modules that have no part in what is prepared."""
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,11 @@ class PreparedModels:
         self._folder = folder or platformdirs.user_cache_path("streamsrv")
         self._bound_bytes = int(bound_gib * GIB)
 
+    @property
+    def folder(self) -> Path:
+        """Where the models are."""
+        return self._folder
+
     def open(
         self, path: Path, weights: WeightFormat, dialect: str, progress: Progress | None = None
     ) -> PreparedModel:
@@ -105,45 +111,49 @@ class PreparedModels:
         Args:
             path: the checkpoint.
             weights: how to hold the matrices.
-            dialect: "paged".
+            dialect: one of `engines.graph.DIALECTS`.
             progress: called with a phase's name and the fraction done.
 
         Raises:
             CheckpointError: the path holds no supported model.
-            EngineError: the model cannot be written.
+            EngineError: the folder cannot be used, or has no room.
 
         """
         report = progress or (lambda _phase, _done: None)
         folder, is_temporary = self._writable_folder()
-        try:
-            report("read", 0.0)
-            key = _key(path, weights, dialect, FileDigests(folder / "digests"))
-            report("read", 1.0)
-            lock = FileLock(folder / f"{key}.lock")
-            try:
-                entry = folder / key
-                manifest = self._load_or_prepare(entry, lock, path, weights, dialect, report)
-                (entry / _USED_FILE).touch()
-                self._evict(entry)
-            except BaseException:
-                lock.release()
-                raise
-        except BaseException:
-            if is_temporary:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
+        use: FileLock | None = None
 
         def release() -> None:
-            lock.release()
+            if use is not None:
+                use.release()
             if is_temporary:
                 shutil.rmtree(folder, ignore_errors=True)
 
+        try:
+            report("read", 0.0)
+            digests = FileDigests(folder / _DIGESTS_FOLDER)
+            entry = folder / _key(path, weights, dialect, digests)
+            report("read", 1.0)
+            use = FileLock(_use_lock(entry))
+            use.shared()
+            manifest = _verified(entry, digests)
+            if manifest is None:
+                # Others may be using a damaged model: what is made takes its name, not its place on disk.
+                with FileLock(_make_lock(entry)) as make:
+                    make.exclusive()
+                    if _verified(entry, digests, warn=False) is None:  # nobody else made it meanwhile
+                        make_entry(entry, path, weights, dialect, report)
+                    make.discard()
+                manifest = Manifest.read(entry)
+            (entry / _USED_FILE).touch()
+            self._evict(entry)
+        except (OSError, ValueError) as error:
+            release()
+            raise EngineError(f"the cache folder {folder} cannot be used: {error}") from error
+        except BaseException:
+            release()
+            raise
         return PreparedModel(entry, replace(manifest.model, path=str(path)), release)
-
-    @property
-    def folder(self) -> Path:
-        """Where the models are."""
-        return self._folder
 
     def entries(self) -> list[PreparedEntry]:
         """List what is there, most recently used first."""
@@ -153,12 +163,11 @@ class PreparedModels:
                 manifest = Manifest.read(folder)
             except (OSError, ValueError):
                 continue
-            model = manifest.model
             found.append(
                 PreparedEntry(
                     key=folder.name,
-                    name=model.name,
-                    path=model.path,
+                    name=manifest.model.name,
+                    path=manifest.model.path,
                     weights=manifest.weights,
                     dialect=manifest.dialect,
                     size_bytes=_size_bytes(folder),
@@ -169,8 +178,8 @@ class PreparedModels:
 
     def clear(self) -> int:
         """Remove every model that no process uses, and return the bytes freed."""
-        freed = sum(_remove(folder) for folder in _entry_folders(self._folder))
-        shutil.rmtree(self._folder / "digests", ignore_errors=True)
+        freed = sum(_remove_unused(folder) for folder in _entry_folders(self._folder))
+        shutil.rmtree(self._folder / _DIGESTS_FOLDER, ignore_errors=True)
         return freed
 
     def _writable_folder(self) -> tuple[Path, bool]:
@@ -194,29 +203,6 @@ class PreparedModels:
             )
             return temporary, True
 
-    def _load_or_prepare(
-        self,
-        entry: Path,
-        lock: FileLock,
-        path: Path,
-        weights: WeightFormat,
-        dialect: str,
-        report: Progress,
-    ) -> Manifest:
-        """Leave with the entry whole and the lock shared."""
-        digests = FileDigests(entry.parent / "digests")
-        while True:
-            lock.shared()
-            manifest = _verified(entry, digests)
-            if manifest is not None:
-                return manifest
-            lock.release()
-            lock.exclusive()
-            # Whoever had the lock before may have prepared it meanwhile.
-            if _verified(entry, digests) is None:
-                _prepare(entry, path, weights, dialect, report)
-            # Between the two locks another process may evict the model; then the loop prepares it again.
-
     def _evict(self, opened: Path) -> None:
         """Remove what is of no use any more and, beyond the bound, what was not used for longest.
 
@@ -227,7 +213,7 @@ class PreparedModels:
         for entry in sorted(_entry_folders(opened.parent), key=_last_used, reverse=True):
             total += (size := _size_bytes(entry))
             is_old = entry != opened and entry.name.startswith(f"{source}-")
-            if (is_old or total > self._bound_bytes) and _remove(entry):
+            if (is_old or total > self._bound_bytes) and _remove_unused(entry):
                 total -= size
                 _LOG.info("removed the prepared model %s", entry)
 
@@ -262,7 +248,7 @@ def _code_digest() -> str:
     return digest.hexdigest()
 
 
-def _verified(entry: Path, digests: FileDigests) -> Manifest | None:
+def _verified(entry: Path, digests: FileDigests, *, warn: bool = True) -> Manifest | None:
     """Read an entry's manifest, if every file is as it was written."""
     if not entry.is_dir():
         return None
@@ -271,81 +257,33 @@ def _verified(entry: Path, digests: FileDigests) -> Manifest | None:
         damaged = [
             name for name, record in manifest.files.items() if not _is_whole(entry / name, record, digests)
         ]
+        fault = f"changed in {', '.join(damaged)}" if damaged else None
     except (OSError, ValueError) as error:
-        _LOG.warning("the prepared model %s is damaged (%s); preparing it again", entry, error)
-        return None
-    if damaged:
-        _LOG.warning("the prepared model %s has changed in %s; preparing it again", entry, ", ".join(damaged))
-        return None
-    return manifest
+        fault = str(error)
+    if fault is None:
+        return manifest
+    if warn:
+        _LOG.warning("the prepared model %s is damaged (%s); preparing it again", entry, fault)
+    return None
 
 
 def _is_whole(file: Path, record: FileRecord, digests: FileDigests) -> bool:
-    """Compare a file with its record; its content is read only if it is new or newer than last time."""
     return file.stat().st_size == record.size_bytes and digests.sha256(file) == record.sha256
-
-
-def _prepare(entry: Path, path: Path, weights: WeightFormat, dialect: str, report: Progress) -> None:
-    """Write an entry into a draft folder and rename it; the caller holds the lock alone."""
-    for leftover in entry.parent.glob(f"{_DRAFT_PREFIX}{entry.name}-*"):
-        shutil.rmtree(leftover, ignore_errors=True)  # of a process that died
-    draft = Path(tempfile.mkdtemp(prefix=f"{_DRAFT_PREFIX}{entry.name}-", dir=entry.parent))
-    try:
-        _write(draft, path, weights, dialect, report)
-        if entry.exists():
-            shutil.rmtree(entry)
-        draft.rename(entry)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            free = shutil.disk_usage(entry.parent).free
-            raise EngineError(
-                f"no space left in {entry.parent} to prepare {path}: {_size_bytes(draft) / GIB:.2f} GiB were "
-                f"written and {free / GIB:.2f} GiB are free; make room or choose another cache folder"
-            ) from error
-        raise EngineError(f"{path} could not be prepared in {entry.parent}: {error}") from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _write(draft: Path, path: Path, weights: WeightFormat, dialect: str, report: Progress) -> None:
-    from engines.graph import PagedDialect, write_model
-
-    if dialect != "paged":
-        raise ValueError(f"unknown dialect {dialect!r}")
-    with open_checkpoint(path) as checkpoint:
-        model = checkpoint.info
-        write_model(
-            checkpoint.spec,
-            checkpoint,
-            draft / GRAPH_FILE,
-            weights,
-            PagedDialect(),
-            lambda done: report("convert", done),
-        )
-    (draft / TOKENIZER_FILE).write_text(model.vocabulary.tokenizer_json, encoding="utf-8")
-    files = {}
-    for file in sorted(draft.iterdir()):
-        with file.open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        files[file.name] = FileRecord(file.stat().st_size, digest)
-    Manifest(model, weights, dialect, files).write(draft)
-    (draft / _USED_FILE).touch()
 
 
 def _entry_folders(folder: Path) -> Iterator[Path]:
     """Yield the folders of prepared models, whole or not, without drafts."""
     if folder.is_dir():
         for entry in sorted(folder.iterdir()):
-            if (
-                entry.is_dir()
-                and (entry / MANIFEST_FILE).exists()
-                and not entry.name.startswith(_DRAFT_PREFIX)
-            ):
+            if not entry.name.startswith(DRAFT_PREFIX) and (entry / MANIFEST_FILE).exists():
                 yield entry
 
 
 def _size_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    try:
+        return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+    except FileNotFoundError:  # another process removes it just now
+        return 0
 
 
 def _last_used(folder: Path) -> float:
@@ -355,15 +293,22 @@ def _last_used(folder: Path) -> float:
         return 0.0
 
 
-def _remove(entry: Path) -> int:
+def _use_lock(entry: Path) -> Path:
+    """Held shared by who uses an entry, alone by who removes it."""
+    return entry.with_name(f"{entry.name}.use")
+
+
+def _make_lock(entry: Path) -> Path:
+    """Held by who makes an entry."""
+    return entry.with_name(f"{entry.name}.make")
+
+
+def _remove_unused(entry: Path) -> int:
     """Remove an entry unless a process uses it; the bytes freed."""
-    lock = FileLock(entry.parent / f"{entry.name}.lock")
-    if not lock.exclusive(wait=False):
-        return 0
-    size = _size_bytes(entry)
-    # Out of its name first: a half-removed entry must not look like one.
-    grave = Path(tempfile.mkdtemp(prefix=f"{_DRAFT_PREFIX}{entry.name}-", dir=entry.parent))
-    os.rename(entry, grave)  # noqa: PTH104 - onto an empty folder
-    shutil.rmtree(grave, ignore_errors=True)
-    lock.discard()
-    return size
+    with FileLock(_use_lock(entry)) as lock:
+        if not lock.exclusive(wait=False) or not entry.exists():
+            return 0
+        size = _size_bytes(entry)
+        remove_entry(entry)
+        lock.discard()
+        return size

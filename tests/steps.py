@@ -64,7 +64,9 @@ def logits_of(
     return feed.all_logits()
 
 
-def greedy(context: ExecutionContext, prompt_ids: Sequence[int], num_steps: int) -> tuple[list[int], FloatArray]:
+def greedy(
+    context: ExecutionContext, prompt_ids: Sequence[int], num_steps: int
+) -> tuple[list[int], FloatArray]:
     """Continue a prompt; the ids and the logits `[num_steps, vocab_size]` that each is the largest of."""
     needed = -(-(len(prompt_ids) + num_steps) // context.cache.block_size)
     feed = Feed(list(prompt_ids), list(range(needed)))

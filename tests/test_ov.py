@@ -15,7 +15,6 @@ from engines.checkpoint import open_checkpoint
 from engines.memory import usable_processors
 from engines.options import CacheType, EngineOptions, Precision, WeightFormat
 from engines.ov import OpenVinoContext, OpenVinoEngine, open_openvino
-from engines.spec import ModelSpec
 from tests import steps, tiny
 from tests.conftest import TinyPaths
 from tests.golden.logits import GOLDEN_IDS, GOLDEN_LOGITS
@@ -78,27 +77,40 @@ MakeContext = Callable[[Path, EngineOptions], OpenVinoContext]
 
 
 @dataclass(frozen=True, slots=True)
-class Oracle:
-    """What the oracle says about the demo model."""
+class Continued:
+    """A prompt on the demo model, continued by the exact engine."""
 
-    spec: ModelSpec
-    prompts: list[list[int]]
-    ids: list[list[int]]
-    """Of each prompt 32 greedy tokens."""
-    logits: list[FloatArray]
-    """`[32, vocab_size]` each."""
+    prompt: list[int]
+    ids: list[int]
+    """32 greedy tokens."""
+    logits: FloatArray
+    """`[32, vocab_size]`: what the engine chose them by."""
+    expected: FloatArray
+    """The oracle's logits after the same tokens."""
+
+    @property
+    def fed(self) -> list[int]:
+        """The tokens whose logits these are the last 32 of."""
+        return self.prompt + self.ids[:-1]
 
 
 @pytest.fixture(scope="module")
-def demo(demo_path: Path) -> Oracle:
+def demo(demo_path: Path, open_engine: OpenEngine) -> list[Continued]:
     from tokenizers import Tokenizer
 
+    engine = open_engine(demo_path, EXACT)
+    tokenizer = Tokenizer.from_str(engine.model.vocabulary.tokenizer_json)
+    continued = []
     with open_checkpoint(demo_path) as checkpoint:
-        tokenizer = Tokenizer.from_str(checkpoint.vocabulary.tokenizer_json)
         oracle = OracleDecoder(checkpoint.tensor, checkpoint.spec)
-        prompts = [tokenizer.encode(prompt).ids for prompt in PROMPTS]
-        greedy = [oracle.greedy(prompt, 32) for prompt in prompts]
-        return Oracle(checkpoint.spec, prompts, [g.ids for g in greedy], [g.logits for g in greedy])
+        for text in PROMPTS:
+            prompt = tokenizer.encode(text).ids
+            context = engine.create_context()
+            ids, logits = steps.greedy(context, prompt, 32)
+            context.close()
+            expected = oracle.logits(prompt + ids[:-1])[len(prompt) - 1 :]
+            continued.append(Continued(prompt, ids, logits, expected))
+    return continued
 
 
 @pytest.fixture(params=tiny.TINY_MODELS, ids=lambda model: model.name)
@@ -123,23 +135,19 @@ def relative_rms(logits: FloatArray, expected: FloatArray) -> float:
     return float(np.sqrt(np.mean((logits - expected) ** 2)) / expected.std())
 
 
-def assert_same_choice(ids: list[int], expected_ids: list[int], expected: FloatArray) -> None:
-    """Compare greedy ids up to the first that was a tie."""
-    for i, (token_id, wanted) in enumerate(zip(ids, expected_ids, strict=True)):
-        best, second = np.sort(expected[i])[[-1, -2]]
-        if token_id != wanted:
-            assert best - second < TIE, f"step {i}"
+def assert_same_choice(ids: list[int], expected: FloatArray) -> None:
+    """Check that each token is the oracle's choice after those before it, up to the first tie."""
+    for token_id, logits in zip(ids, expected, strict=True):
+        best, second = np.sort(logits)[[-1, -2]]
+        if best - second < TIE:
             return
+        assert token_id == logits.argmax()
 
 
-def test_float32_chooses_the_oracles_tokens_on_the_demo_model(
-    demo_path: Path, demo: Oracle, make_context: MakeContext
-) -> None:
-    context = make_context(demo_path, EXACT)
-    for prompt, ids, expected in zip(demo.prompts, demo.ids, demo.logits, strict=True):
-        chosen, logits = steps.greedy(context, prompt, 32)
-        assert_same_choice(chosen, ids, expected)
-        assert np.abs(logits - expected).max() < EXACT_BOUND
+def test_float32_chooses_the_oracles_tokens_on_the_demo_model(demo: list[Continued]) -> None:
+    for continued in demo:
+        assert_same_choice(continued.ids, continued.expected)
+        assert np.abs(continued.logits - continued.expected).max() < EXACT_BOUND
 
 
 def test_float32_chooses_the_oracles_tokens_on_each_family(
@@ -149,10 +157,10 @@ def test_float32_chooses_the_oracles_tokens_on_each_family(
     for path in (tiny_paths.gguf, tiny_paths.folder):
         context = make_context(path, EXACT)
         for prompt in (IDS[:1], IDS[:40], IDS[50:90]):
-            expected = oracle.greedy(prompt, 32)
             chosen, logits = steps.greedy(context, prompt, 32)
-            assert_same_choice(chosen, expected.ids, expected.logits)
-            assert np.abs(logits - expected.logits).max() < EXACT_BOUND
+            expected = oracle.logits(prompt + chosen[:-1])[len(prompt) - 1 :]
+            assert_same_choice(chosen, expected)
+            assert np.abs(logits - expected).max() < EXACT_BOUND
 
 
 def test_float32_gives_hugging_faces_logits(tiny_paths: TinyPaths, make_context: MakeContext) -> None:
@@ -170,13 +178,13 @@ def test_float32_is_exact_up_to_the_last_position(tiny_paths: TinyPaths, make_co
 
 
 def test_int8_stays_within_its_bound_on_the_demo_model(
-    demo_path: Path, demo: Oracle, make_context: MakeContext
+    demo_path: Path, demo: list[Continued], make_context: MakeContext
 ) -> None:
     context = make_context(demo_path, DEFAULT)
-    for prompt, ids, expected in zip(demo.prompts, demo.ids, demo.logits, strict=True):
-        logits = steps.logits_of(context, prompt + ids[:-1])[len(prompt) - 1 :]
-        assert relative_rms(logits, expected) < INT8_RMS
-        assert np.mean(logits.argmax(1) == expected.argmax(1)) > 0.8
+    for continued in demo:
+        logits = steps.logits_of(context, continued.fed)[-32:]
+        assert relative_rms(logits, continued.expected) < INT8_RMS
+        assert np.mean(logits.argmax(1) == continued.expected.argmax(1)) > 0.8
 
 
 @pytest.mark.parametrize("weights", WeightFormat)
@@ -220,11 +228,11 @@ def test_a_cache_type_that_the_precision_excludes_is_refused(
 
 
 def test_the_demo_model_knows_the_capital_of_france(
-    demo_path: Path, demo: Oracle, open_engine: OpenEngine, make_context: MakeContext
+    demo_path: Path, demo: list[Continued], open_engine: OpenEngine, make_context: MakeContext
 ) -> None:
     from tokenizers import Tokenizer
 
-    ids, _ = steps.greedy(make_context(demo_path, DEFAULT), demo.prompts[0], 2)
+    ids, _ = steps.greedy(make_context(demo_path, DEFAULT), demo[0].prompt, 2)
     vocabulary = open_engine(demo_path, DEFAULT).model.vocabulary
     assert Tokenizer.from_str(vocabulary.tokenizer_json).decode(ids).startswith(" Paris")
 
@@ -238,10 +246,10 @@ def test_prefill_in_pieces_of_any_size_gives_the_same_logits(llama: Path, make_c
 
 
 def test_prefill_in_pieces_stays_within_the_bound_at_int8(
-    demo_path: Path, demo: Oracle, make_context: MakeContext
+    demo_path: Path, demo: list[Continued], make_context: MakeContext
 ) -> None:
     context = make_context(demo_path, DEFAULT)
-    ids = demo.prompts[2] + demo.ids[2]
+    ids = demo[2].fed
     whole = steps.logits_of(context, ids)
     for piece in (1, 2, 3, 5, 8, 13, 31, 32, 33):
         assert relative_rms(steps.logits_of(context, ids, piece=piece), whole) < INT8_RMS, piece

@@ -1,0 +1,95 @@
+"""Making one prepared model: into a draft folder first, then under its name in one step."""
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from engines.api import EngineError
+from engines.checkpoint import open_checkpoint
+from engines.manifest import TOKENIZER_FILE, FileRecord, Manifest
+from engines.memory import GIB
+from engines.options import WeightFormat
+
+GRAPH_FILE = "model.onnx"
+"""The graph; its weights are beside it in model.weights."""
+
+DRAFT_PREFIX = "draft-"
+"""Begins the names of folders that are not, or no longer, a model."""
+
+_BYTES_PER_WEIGHT = {WeightFormat.INT8: 1, WeightFormat.BF16: 2, WeightFormat.FLOAT32: 4}
+
+Progress = Callable[[str, float], None]
+
+
+def make_entry(entry: Path, path: Path, weights: WeightFormat, dialect: str, report: Progress) -> None:
+    """Prepare the model of `path` as the folder `entry`, in place of one that may be there.
+
+    The caller keeps others from making it at the same time.
+
+    Raises:
+        CheckpointError: the path holds no supported model.
+        EngineError: the model cannot be written; nothing of it is left.
+
+    """
+    for leftover in entry.parent.glob(f"{DRAFT_PREFIX}{entry.name}-*"):
+        shutil.rmtree(leftover, ignore_errors=True)  # of a process that died
+    draft = _draft_folder(entry)
+    try:
+        _write(draft, path, weights, dialect, report)
+        if entry.exists():
+            remove_entry(entry)
+        draft.rename(entry)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise EngineError(f"{path} could not be prepared in {entry.parent}: {error}") from error
+        raise _no_space(entry.parent, path) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def remove_entry(entry: Path) -> None:
+    """Remove an entry, out of its name first: a half-removed one must not look whole."""
+    grave = _draft_folder(entry)
+    os.rename(entry, grave)  # noqa: PTH104 - onto an empty folder
+    shutil.rmtree(grave, ignore_errors=True)
+
+
+def _draft_folder(entry: Path) -> Path:
+    return Path(tempfile.mkdtemp(prefix=f"{DRAFT_PREFIX}{entry.name}-", dir=entry.parent))
+
+
+def _no_space(folder: Path, path: Path, needed: str = "more") -> EngineError:
+    free = shutil.disk_usage(folder).free
+    return EngineError(
+        f"no space left in {folder} to prepare {path}: {needed} is needed and {free / GIB:.2f} GiB are free; "
+        "make room, or choose another cache folder"
+    )
+
+
+def _write(draft: Path, path: Path, weights: WeightFormat, dialect: str, report: Progress) -> None:
+    from engines.graph import DIALECTS, write_model  # the only place that needs onnx
+
+    with open_checkpoint(path) as checkpoint:
+        needed = checkpoint.spec.num_parameters * _BYTES_PER_WEIGHT[weights]
+        if shutil.disk_usage(draft).free < needed:
+            raise _no_space(draft.parent, path, f"{needed / GIB:.2f} GiB")
+        model = checkpoint.info
+        write_model(
+            checkpoint.spec,
+            checkpoint,
+            draft / GRAPH_FILE,
+            weights,
+            DIALECTS[dialect](),
+            lambda done: report("convert", done),
+        )
+    (draft / TOKENIZER_FILE).write_text(model.vocabulary.tokenizer_json, encoding="utf-8")
+    files = {}
+    for file in sorted(draft.iterdir()):
+        with file.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        files[file.name] = FileRecord(file.stat().st_size, digest)
+    Manifest(model, weights, dialect, files).write(draft)
