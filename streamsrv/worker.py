@@ -47,6 +47,16 @@ class Job:
     stream: Stream
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when its blocks are free and its log has ended."""
+    unbanned: RowSampling = field(init=False)
+    """How a row becomes a token that may be any."""
+    banned: RowSampling = field(init=False)
+    """How a row becomes a token that must not end the output."""
+
+    def __post_init__(self) -> None:
+        """Work out what is the same for every step."""
+        params = self.sequence.request.sampling
+        self.unbanned = RowSampling(params, self.generator)
+        self.banned = RowSampling(params, self.generator, tuple(self.sequence.stop_token_ids))
 
     @property
     def usage(self) -> StreamEnd:
@@ -55,9 +65,7 @@ class Job:
 
     def row_sampling(self) -> RowSampling:
         """How its next row of logits becomes a token."""
-        sequence = self.sequence
-        banned = () if sequence.may_stop_next else tuple(sequence.stop_token_ids)
-        return RowSampling(sequence.request.sampling, self.generator, banned)
+        return self.unbanned if self.sequence.may_stop_next else self.banned
 
 
 @dataclass(frozen=True, slots=True)

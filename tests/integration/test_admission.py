@@ -28,6 +28,17 @@ async def test_a_caller_may_fill_its_share_of_the_queue_and_no_more() -> None:
         assert [await stream.text() for stream in streams] == [WORDS] * 3
 
 
+async def test_a_burst_that_can_run_does_not_count_as_waiting() -> None:
+    gate = Gate()
+    async with running(ScriptedEngine(WORDS, before_step=gate), max_running=3, max_waiting=0) as server:
+        streams = [server.client.generate("x") for _ in range(3)]
+        await asyncio.gather(*(stream.start() for stream in streams))
+        error = await refused(server.client.generate("x"))
+        assert (error.code, error.server_reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_WAITING")
+        gate.open_for_good()
+        assert [await stream.text() for stream in streams] == [WORDS] * 3
+
+
 async def test_waiting_prompt_tokens_are_bounded_and_one_request_always_may_wait() -> None:
     gate = Gate()
     engine = ScriptedEngine(WORDS, before_step=gate)
