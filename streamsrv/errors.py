@@ -31,6 +31,12 @@ class InvalidRequestError(StreamsrvError):
         self.violations = violations
 
 
+class MalformedRequestError(StreamsrvError):
+    """The bytes of a request are no message of the contract."""
+
+    reason = "MALFORMED_REQUEST"
+
+
 class PromptTooLongError(InvalidRequestError):
     """A prompt, or a prompt and its output together, do not fit in the context."""
 

@@ -20,6 +20,7 @@ from engines.registry import open_engine
 from engines.scripted import DEFAULT_SCRIPT, ScriptedEngine
 from streamsrv.config import Settings
 from streamsrv.errors import SettingsError
+from streamsrv.malformed import MalformedRequests
 from streamsrv.pool import PoolLimits, WorkerPool
 from streamsrv.service import InferenceService
 from streamsrv.tokenizer import Tokenizer
@@ -91,7 +92,8 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
             on_state=announce,
         )
         await stack.enter_async_context(pool.running())
-        server = grpc.aio.server(options=grpc_options(settings))
+        interceptors = [MalformedRequests(SERVICE_NAME)]
+        server = grpc.aio.server(interceptors=interceptors, options=grpc_options(settings))
         name = settings.model_name or engine.model.name
         service = InferenceService(
             {name: pool},

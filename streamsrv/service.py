@@ -24,7 +24,7 @@ from streamsrv.errors import (
 from streamsrv.parsing import check_token_ids, encode_prompt, parse_generate, parse_stream
 from streamsrv.pool import CancelOutcome, WorkerPool
 from streamsrv.request import MAX_STOP_BYTES, MAX_STOP_STRINGS, Codec, StreamOptions
-from streamsrv.status import to_status, trailers
+from streamsrv.status import abort
 from streamsrv.stream import Caller, Reader, Stream
 from streamsrv.v1 import inference_pb2 as pb
 from streamsrv.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -243,11 +243,16 @@ async def _statuses(context: Context) -> AsyncIterator[None]:
     try:
         yield
     except StreamsrvError as error:
-        status = to_status(error)
         # A status waits behind messages that the client does not take; the call's resources do not.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ABORT_S):
-                await context.abort(status.code, status.details or "", trailers(error, status))
+                await abort(context, error)
+    except grpc.aio.BaseError:
+        raise  # the call is over already: the client has gone
+    except Exception:
+        # Not to hide it: grpc would tell the client what broke inside, and nobody here.
+        log.exception("a fault of ours ended a call")
+        await abort(context, StreamsrvError("the server made a fault; its log has the details"))
 
 
 def _describe(name: str, pool: WorkerPool) -> pb.Model:

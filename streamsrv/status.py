@@ -1,5 +1,7 @@
 """The one table from the server's errors to gRPC statuses with google.rpc details."""
 
+from typing import Any
+
 import grpc
 from google.protobuf import any_pb2, duration_pb2
 from google.protobuf.message import Message
@@ -14,6 +16,7 @@ ERROR_DOMAIN = "streamsrv"
 
 STATUS_CODES: dict[type[StreamsrvError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.MalformedRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.PromptTooLongError: grpc.StatusCode.INVALID_ARGUMENT,
     ChatTemplateError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
@@ -70,12 +73,13 @@ def to_status(error: StreamsrvError) -> grpc.Status:
     return rpc_status.to_status(status_pb2.Status(code=code, message=str(error), details=packed))
 
 
-def trailers(error: StreamsrvError, status: grpc.Status) -> tuple[tuple[str, str | bytes], ...]:
-    """Join a status's metadata with the hint that gRPC's own retries understand."""
+async def abort(context: Any, error: StreamsrvError) -> None:
+    """End a call with an error's status, and with the hint that gRPC's own retries understand."""
+    status = to_status(error)
     metadata = tuple(status.trailing_metadata or ())
     if (retry_s := retry_after_s(error)) is not None:
         metadata += (("grpc-retry-pushback-ms", str(round(retry_s * 1000))),)
-    return metadata
+    await context.abort(status.code, status.details or "", metadata)
 
 
 def retry_after_s(error: StreamsrvError) -> float | None:

@@ -1,0 +1,60 @@
+"""Requests that are no protobuf messages."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from streamsrv.errors import MalformedRequestError
+from streamsrv.status import abort
+
+
+@dataclass(frozen=True, slots=True)
+class _Malformed:
+    reason: str
+
+
+class MalformedRequests(grpc.aio.ServerInterceptor):
+    """Answers bytes that cannot be read with INVALID_ARGUMENT.
+
+    grpc alone answers UNKNOWN, with what broke inside.
+    """
+
+    def __init__(self, service: str) -> None:
+        """`service` is the full name of the one whose methods are guarded; each is a coroutine function."""
+        self._prefix = f"/{service}/"
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """Put a guard around the method that a call names."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler_call_details.method.startswith(self._prefix):
+            return handler
+        read, write = _tolerant(handler.request_deserializer), handler.response_serializer
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(_guarded(handler.unary_stream), read, write)
+        return grpc.unary_unary_rpc_method_handler(_guarded(handler.unary_unary), read, write)
+
+
+def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return _Malformed(str(error))
+
+    return read
+
+
+def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+    async def answer(request: Any, context: Any) -> Any:
+        if isinstance(request, _Malformed):
+            await abort(context, MalformedRequestError(request.reason))
+        return await method(request, context)
+
+    return answer
