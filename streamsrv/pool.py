@@ -27,6 +27,7 @@ from streamsrv.errors import (
     StreamNotFoundError,
     TooManyWaitingError,
 )
+from streamsrv.observer import PoolObserver, StepReport, Unobserved
 from streamsrv.request import GenerateRequest
 from streamsrv.sequence import Sequence, SequenceStatus
 from streamsrv.stream import Caller, LogMemory, Reader, Stream, StreamLog, StreamRegistry
@@ -86,8 +87,10 @@ class WorkerPool:
         instance_id: str | None = None,
         clock: Callable[[], float] = time.monotonic,
         on_state: Callable[[], None] = lambda: None,
+        observer: PoolObserver | None = None,
     ) -> None:
         """`instance_id` begins every stream id; `clock` is that of the requests' deadlines."""
+        self._observer = observer or Unobserved()
         self.engine = engine
         self.tokenizer = tokenizer
         self.limits = limits
@@ -150,6 +153,36 @@ class WorkerPool:
         return self._memory.used_bytes
 
     @property
+    def log_limit_bytes(self) -> int:
+        """What that may come to."""
+        return self._memory.limit_bytes
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the workers' caches."""
+        return sum(worker.num_blocks for worker in self._workers)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that sequences own."""
+        return sum(worker.num_used_blocks for worker in self._workers)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence had to give its blocks back."""
+        return sum(worker.num_preemptions for worker in self._workers)
+
+    @property
+    def num_restarts(self) -> int:
+        """How often a worker's lost context was to be made again."""
+        return sum(worker.num_restarts for worker in self._workers)
+
+    @property
+    def num_ready_workers(self) -> int:
+        """Workers that take steps."""
+        return sum(worker.state is WorkerState.READY for worker in self._workers)
+
+    @property
     def vocab_size(self) -> int:
         """One more than the largest token id that the model takes."""
         return self.engine.model.spec.vocab_size
@@ -192,8 +225,10 @@ class WorkerPool:
     # -----------------------------------------------------------------------------------------------------
     # The life of a stream
 
-    def submit(self, request: GenerateRequest, caller: Caller) -> Stream:
+    def submit(self, request: GenerateRequest, caller: Caller, *, arrived_s: float | None = None) -> Stream:
         """Admit a request. Its stream needs a reader at once: `attach` is the caller's next move.
+
+        `arrived_s` is when its call came, on the pool's clock; now, if not given.
 
         Raises:
             DrainingError: the server is stopping.
@@ -212,7 +247,7 @@ class WorkerPool:
         self._registry.check_request_id(request.request_id)
         self._check_room(len(request.prompt_token_ids), caller)
         worker = min(self._workers, key=lambda w: (w.state is not WorkerState.READY, w.num_jobs))
-        stream = self._make_stream(request, caller)
+        stream = self._make_stream(request, caller, self._clock() if arrived_s is None else arrived_s)
         job = self._make_job(stream, request, max_tokens)
         worker.submit(job)
         self._next_number += 1
@@ -339,10 +374,12 @@ class WorkerPool:
     def _on_end(self, job: Job) -> None:
         self._jobs.pop(job.stream.stream_id, None)
         self._changed.set()
+        self._observer.request_ended(job.stream)
 
-    def _on_step(self) -> None:
+    def _on_step(self, report: StepReport) -> None:
         if self._memory.is_full:
             self._make_room()
+        self._observer.step_taken(report)
 
     def _make_room(self) -> None:
         """Drop what was read before what was not, and nothing that lies before a reader."""
@@ -407,7 +444,7 @@ class WorkerPool:
                 retry_after_s=_RETRY_AFTER_S,
             )
 
-    def _make_stream(self, request: GenerateRequest, caller: Caller) -> Stream:
+    def _make_stream(self, request: GenerateRequest, caller: Caller, arrived_s: float) -> Stream:
         # Short, since every message has it.
         stream_id = f"{self.instance_id}-{np.base_repr(self._next_number, 36).lower()}"
         window_s = min(request.stream.resume_window_s, self.limits.max_resume_window_s)
@@ -420,6 +457,7 @@ class WorkerPool:
             num_prompt_tokens=len(request.prompt_token_ids),
             resume_window_s=window_s,
             resume_token=secrets.token_bytes(_RESUME_TOKEN_BYTES) if window_s > 0 else b"",
+            arrived_s=arrived_s,
         )
 
     def _make_job(self, stream: Stream, request: GenerateRequest, max_tokens: int) -> Job:

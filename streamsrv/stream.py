@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 from engines.api import StreamsrvError
 from streamsrv.errors import PositionEvictedError, PositionInFutureError, RequestIdInUseError
+from streamsrv.progress import Progress
 from streamsrv.request import OutputOptions
 from streamsrv.sequence import Finish
 
@@ -208,8 +209,12 @@ class Stream:
         num_prompt_tokens: int,
         resume_window_s: float = 0.0,
         resume_token: bytes = b"",
+        arrived_s: float = 0.0,
     ) -> None:
-        """Without a `resume_window_s` the stream ends with its one reader, and has no token."""
+        """Without a `resume_window_s` the stream ends with its one reader, and has no token.
+
+        `arrived_s` is when its request came, on the worker's clock.
+        """
         self.stream_id = stream_id
         self.request_id = request_id
         self.log = log
@@ -218,9 +223,16 @@ class Stream:
         self.num_prompt_tokens = num_prompt_tokens
         self.resume_window_s = resume_window_s
         self.resume_token = resume_token
+        self.progress = Progress(arrived_s)
         self.reader: Reader | None = None
         self.num_taken = 0
         """The largest position that a reader has got to."""
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        # Until it ends, a log holds nothing else.
+        return self.progress.num_output_tokens if self.log.ended else self.log.next_position
 
     @property
     def is_delivered(self) -> bool:

@@ -13,6 +13,7 @@ from engines.api import CacheSpec, Engine, EngineError, ExecutionContext, Stream
 from streamsrv.detokenizer import Detokenizer
 from streamsrv.engine_thread import EngineThread
 from streamsrv.errors import DeadlinePassedError, StoppedError, WorkerLostError
+from streamsrv.observer import StepReport
 from streamsrv.sampling import RowSampling, sample
 from streamsrv.scheduler import Scheduler, Step
 from streamsrv.sequence import Finish, FinishReason, Sequence, SequenceStatus
@@ -78,6 +79,15 @@ class _Sampled:
     finish: Finish | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A step that was taken: what it brought, and its time on the worker's thread."""
+
+    sampled: list[_Sampled]
+    began_s: float
+    ended_s: float
+
+
 class _StuckError(EngineError):
     """A step takes so long that it will never end."""
 
@@ -99,9 +109,9 @@ class Worker:
         clock: Callable[[], float],
         on_state: Callable[[], None] = lambda: None,
         on_end: Callable[[Job], None] = lambda _: None,
-        on_step: Callable[[], None] = lambda: None,
+        on_step: Callable[[StepReport], None] = lambda _: None,
     ) -> None:
-        """`clock` gives seconds; `on_state` is called whenever `state` has changed.
+        """`clock` gives seconds, on any thread; `on_state` is called whenever `state` has changed.
 
         `on_end` is called with each job that has ended, `on_step` after each step.
 
@@ -123,6 +133,8 @@ class Worker:
         self._ready = asyncio.Event()
         self._state = WorkerState.STARTING
         self._num_steps = 0
+        self._num_restarts = 0
+        self._num_past_preemptions = 0  # of contexts that were lost
 
     @property
     def state(self) -> WorkerState:
@@ -154,6 +166,27 @@ class Worker:
     def num_steps(self) -> int:
         """Steps taken since the start."""
         return self._num_steps
+
+    @property
+    def num_restarts(self) -> int:
+        """How often a lost context was to be made again."""
+        return self._num_restarts
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence had to give its blocks back, since the start."""
+        now = self._scheduler.num_preemptions if self._scheduler else 0
+        return self._num_past_preemptions + now
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the cache; 0 while there is none."""
+        return self.cache.num_blocks if self._scheduler else 0
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks of the cache that sequences own."""
+        return self.cache.num_blocks - self._scheduler.num_free_blocks if self._scheduler else 0
 
     def check_integrity(self) -> None:
         """Hold the books against each other; for tests and idle moments."""
@@ -206,15 +239,16 @@ class Worker:
                 began_s = self._clock()
                 try:
                     await self._serve()
-                except Exception as error:
+                except Exception:
                     if not self._ready.is_set():
                         raise
-                    self._lose(error)
+                    self._set_state(WorkerState.FAILED)
                     if self._clock() - began_s > 2 * _LONGEST_RESTART_S:
                         pause_s = _FIRST_RESTART_S
                     log.exception("a worker lost its context; it restarts in %g s", pause_s)
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, _LONGEST_RESTART_S)
+                self._num_restarts += 1
         finally:
             self._set_state(WorkerState.STOPPED)
             self._end_all(StoppedError())
@@ -227,8 +261,10 @@ class Worker:
             context = await thread.call(self._engine.create_context)
             try:
                 await self._take_steps(thread, context)
-            except _StuckError:
-                stuck = True
+            except Exception as error:
+                # At once: closing what is broken may take its time, or never end.
+                self._lose(error)
+                stuck = isinstance(error, _StuckError)
                 raise
             finally:
                 # A step in flight ends before the context is closed: one thread does both.
@@ -250,27 +286,62 @@ class Worker:
             self._drop_expired()
             step = scheduler.schedule()
             if step is None:
+                if self._jobs:
+                    raise EngineError(f"{len(self._jobs)} requests wait for a step that never comes")
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             jobs = [self._jobs[s.sequence_id] for s in step.sampled]
             try:
                 async with asyncio.timeout(self._stuck_after_s):
-                    sampled = await thread.call(_take_step, context, step, jobs)
+                    taken = await thread.call(_take_step, context, step, jobs, self._clock)
             except TimeoutError:
                 raise _StuckError(f"a step did not end within {self._stuck_after_s:g} s") from None
             self._num_steps += 1
-            self._book(scheduler, step, sampled)
+            self._book(scheduler, step, taken)
 
-    def _book(self, scheduler: Scheduler, step: Step, sampled: list[_Sampled]) -> None:
-        scheduler.update(step, [s.token_id for s in sampled])
-        for s in sampled:
+    def _book(self, scheduler: Scheduler, step: Step, taken: _Taken) -> None:
+        scheduler.update(step, [s.token_id for s in taken.sampled])
+        report = self._report(step, taken)
+        for s in taken.sampled:
             token = Token(0, s.token_id, s.text)
             if s.finish is None:
                 s.job.stream.log.append(token)
             else:
                 self._end(s.job, s.finish, token)
-        self._on_step()
+        self._on_step(report)
+
+    def _report(self, step: Step, taken: _Taken) -> StepReport:
+        """Note what the step has brought to each request's progress, and sum it up."""
+        queue_times_s, first_tokens_s, num_prompt_tokens = [], [], 0
+        for part in step.parts:
+            if part.sequence.num_computed == part.num_new:  # its first, or its first since a preemption
+                progress = self._jobs[part.sequence.sequence_id].stream.progress
+                if progress.started_s is None:
+                    progress.started_s = taken.began_s
+                    queue_times_s.append(taken.began_s - progress.arrived_s)
+        now = self._clock()
+        gaps_s: dict[float, int] = {}
+        for s in taken.sampled:
+            progress = s.job.stream.progress
+            if progress.last_token_s is None:
+                progress.first_token_s = now
+                first_tokens_s.append(now - progress.arrived_s)
+                num_prompt_tokens += s.job.sequence.num_prompt_tokens
+            else:
+                gap_s = now - progress.last_token_s
+                gaps_s[gap_s] = gaps_s.get(gap_s, 0) + 1
+            progress.last_token_s = now
+        return StepReport(
+            taken.ended_s - taken.began_s,
+            step.batch.num_sequences,
+            step.batch.num_tokens,
+            len(taken.sampled),
+            num_prompt_tokens,
+            tuple(queue_times_s),
+            tuple(first_tokens_s),
+            gaps_s,
+        )
 
     def _apply_aborts(self) -> None:
         aborts, self._to_abort = self._to_abort, []
@@ -294,6 +365,9 @@ class Worker:
         if self._scheduler is not None:
             self._scheduler.finish(job.sequence)
         del self._jobs[job.sequence.sequence_id]
+        progress = job.stream.progress
+        progress.ended_s, progress.outcome = self._clock(), how
+        progress.num_output_tokens = job.sequence.num_output_tokens
         tokens = [last] if last else []
         if isinstance(how, Finish):
             job.stream.log.append(*tokens, OutputEnd(0, how), job.usage)
@@ -309,7 +383,7 @@ class Worker:
 
     def _lose(self, error: Exception) -> None:
         self._end_all(WorkerLostError(str(error) or type(error).__name__))
-        self._scheduler = None
+        self._num_past_preemptions, self._scheduler = self.num_preemptions, None
         self._set_state(WorkerState.FAILED)
 
     def _set_state(self, state: WorkerState) -> None:
@@ -322,11 +396,13 @@ def _cancelled(job: Job) -> Finish:
     return Finish(FinishReason.CANCELLED, text=job.detokenizer.flush())
 
 
-def _take_step(context: ExecutionContext, step: Step, jobs: list[Job]) -> list[_Sampled]:
+def _take_step(context: ExecutionContext, step: Step, jobs: list[Job], clock: Callable[[], float]) -> _Taken:
     """Compute, sample and detokenise; on the worker's thread."""
+    began_s = clock()
     result = context.step(step.batch)
     token_ids = sample(result.logits, [job.row_sampling() for job in jobs])
-    return [_accept(job, token_id) for job, token_id in zip(jobs, token_ids, strict=True)]
+    sampled = [_accept(job, token_id) for job, token_id in zip(jobs, token_ids, strict=True)]
+    return _Taken(sampled, began_s, clock())
 
 
 def _accept(job: Job, token_id: int) -> _Sampled:
