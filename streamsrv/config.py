@@ -82,7 +82,18 @@ class Settings(BaseSettings):
     )
     listen: str = Field("127.0.0.1:50051", description="HOST:PORT; port 0 takes a free one")
     allow_plaintext: bool = Field(
-        False, description="allow listening beyond loopback without TLS: anyone who reaches the port can call"
+        False,
+        description="allow listening beyond loopback without TLS: whoever is on the way can read and call",
+    )
+    tls_cert: Path | None = Field(
+        None, description="PEM file with the server's certificate; with --tls-key it turns TLS on"
+    )
+    tls_key: Path | None = Field(None, description="PEM file with the certificate's private key")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM file with authorities: a client must show a certificate of one of them"
+    )
+    api_keys: Path | None = Field(
+        None, description="file with the keys that are let in, made by 'streamsrv keys new NAME'"
     )
     workers: int = Field(1, ge=1, le=64, description="workers, each with a context and a cache of its own")
     max_running: int = Field(64, ge=1, le=4096, description="outputs computed at the same time, per worker")
@@ -135,6 +146,16 @@ class Settings(BaseSettings):
         30.0, ge=0, le=3600, description="seconds that live streams get to finish after SIGTERM"
     )
     max_message_mib: int = Field(16, ge=1, le=1024, description="largest request message in MiB")
+    max_streams_per_connection: int | None = Field(
+        None,
+        ge=1,
+        le=2**31 - 1,
+        description="calls at a time on one connection, others wait in its client; "
+        "default: twice what may run and wait",
+    )
+    max_stop_strings: int = Field(16, ge=0, le=1024, description="stop texts in a request")
+    max_stop_bytes: int = Field(256, ge=1, le=65536, description="bytes of a stop text in UTF-8")
+    max_stop_token_ids: int = Field(256, ge=0, le=65536, description="stop token ids in a request")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
     script_text: str | None = Field(
         None, min_length=1, description="engine 'scripted' only: the text it replays to every request"
@@ -147,6 +168,16 @@ class Settings(BaseSettings):
     def address(self) -> Address:
         """Where to listen."""
         return Address.parse(self.listen, "--listen")
+
+    @property
+    def num_admitted(self) -> int:
+        """How many requests may run and wait."""
+        return self.workers * self.max_running + self.max_waiting
+
+    @property
+    def streams_per_connection(self) -> int:
+        """Calls at a time on one connection. More than are admitted: a refusal must reach its client."""
+        return self.max_streams_per_connection or 2 * self.num_admitted
 
     @property
     def engine_options(self) -> EngineOptions:
@@ -208,11 +239,28 @@ def _check_together(settings: Settings) -> None:
             f"--max-step-tokens is {settings.max_step_tokens}; it must be at least --max-running "
             f"({settings.max_running}), so that every running output gets a token in a step"
         )
-    if not settings.address.is_loopback and not settings.allow_plaintext:
+    if (settings.tls_cert is None) != (settings.tls_key is None):
+        given, missing = ("--tls-cert", "--tls-key") if settings.tls_cert else ("--tls-key", "--tls-cert")
+        raise SettingsError(f"{given} is given without {missing}; TLS needs both")
+    if settings.tls_client_ca is not None and settings.tls_cert is None:
         raise SettingsError(
-            f"--listen {settings.listen} is reachable from other machines, and there is no TLS: listen on "
-            "127.0.0.1, or add --allow-plaintext where the network is trusted"
+            "--tls-client-ca is given without --tls-cert and --tls-key; clients can show certificates to a "
+            "server with TLS alone"
         )
+    if not settings.address.is_loopback and settings.tls_cert is None and not settings.allow_plaintext:
+        at_risk = "prompts, outputs and API keys" if settings.api_keys else "prompts and outputs"
+        raise SettingsError(
+            f"--listen {settings.listen} is reachable from other machines, and without TLS {at_risk} can be "
+            "read on the way: add --tls-cert and --tls-key, listen on 127.0.0.1, or add --allow-plaintext "
+            "where the network is trusted"
+        )
+    if settings.max_streams_per_connection is not None:
+        least = settings.num_admitted
+        if settings.max_streams_per_connection < least:
+            raise SettingsError(
+                f"--max-streams-per-connection is {settings.max_streams_per_connection}; it must be at least "
+                f"the {least} requests that may run and wait, or calls would wait unseen in their client"
+            )
 
 
 def _refuse_unknown_variables() -> None:

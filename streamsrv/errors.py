@@ -37,6 +37,12 @@ class MalformedRequestError(StreamsrvError):
     reason = "MALFORMED_REQUEST"
 
 
+class UnauthenticatedError(StreamsrvError):
+    """A call without a key that is let in."""
+
+    reason = "UNAUTHENTICATED"
+
+
 class PromptTooLongError(InvalidRequestError):
     """A prompt, or a prompt and its output together, do not fit in the context."""
 

@@ -10,6 +10,7 @@ from streamsrv.request import (
     Codec,
     GenerateRequest,
     OutputOptions,
+    RequestLimits,
     SamplingParams,
     StopConditions,
     StreamOptions,
@@ -33,7 +34,11 @@ def _bad(field: str, description: str) -> InvalidRequestError:
 
 
 async def parse_generate(
-    message: pb.GenerateRequest, tokenizer: Tokenizer, vocab_size: int, deadline_s: float | None
+    message: pb.GenerateRequest,
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    deadline_s: float | None,
+    limits: RequestLimits,
 ) -> GenerateRequest:
     """Read a GenerateRequest; `deadline_s` is that of the call, on the server's clock.
 
@@ -44,7 +49,7 @@ async def parse_generate(
         ChatTemplateError: the model's template refuses the messages, or there is none.
     """
     sampling = parse_sampling(message.sampling)
-    stop = parse_stop(message.stop, vocab_size)
+    stop = parse_stop(message.stop, vocab_size, limits)
     stream = parse_stream(message.stream)
     return GenerateRequest(
         request_id=message.request_id,
@@ -136,7 +141,7 @@ def parse_sampling(message: pb.SamplingParams) -> SamplingParams:
     )
 
 
-def parse_stop(message: pb.StopConditions, vocab_size: int) -> StopConditions:
+def parse_stop(message: pb.StopConditions, vocab_size: int, limits: RequestLimits) -> StopConditions:
     """Read StopConditions; what is absent takes its default.
 
     Raises:
@@ -150,6 +155,7 @@ def parse_stop(message: pb.StopConditions, vocab_size: int) -> StopConditions:
         stop_token_ids=frozenset(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
         include_stop=message.include_stop,
+        limits=limits,
     )
 
 

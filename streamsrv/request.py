@@ -1,15 +1,12 @@
 """What a caller asked for: valid by construction, so that nothing later has to check again."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from enum import Enum
 
 from streamsrv.errors import FieldViolation, InvalidRequestError
 
 MAX_REQUEST_ID_BYTES = 128
-MAX_STOP_STRINGS = 16
-MAX_STOP_BYTES = 256
-MAX_STOP_TOKEN_IDS = 256
 MAX_CHUNK_INTERVAL_S = 10.0
 
 
@@ -18,6 +15,16 @@ class Codec(Enum):
 
     PLAIN = "plain"
     ZSTD = "zstd"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What a server allows in one request, where that is a matter of cost and not of sense."""
+
+    max_stop_strings: int = 16
+    max_stop_bytes: int = 256
+    """Of one stop text, in UTF-8."""
+    max_stop_token_ids: int = 256
 
 
 def _require(ok: bool, name: str, description: str) -> None:
@@ -70,7 +77,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """When an output ends.
+    """When an output ends. `limits` are those of the server.
 
     Raises:
         InvalidRequestError: a value is out of its range; the field is named as in the request message.
@@ -85,8 +92,9 @@ class StopConditions:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     include_stop: bool = False
+    limits: InitVar[RequestLimits] = RequestLimits()
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, limits: RequestLimits) -> None:
         _require(
             self.max_tokens is None or self.max_tokens >= 1,
             "stop.max_tokens",
@@ -98,21 +106,21 @@ class StopConditions:
             f"must be at most max_tokens ({self.max_tokens}), got {self.min_tokens}",
         )
         _require(
-            len(self.stop) <= MAX_STOP_STRINGS,
+            len(self.stop) <= limits.max_stop_strings,
             "stop.stop",
-            f"at most {MAX_STOP_STRINGS} texts are allowed, got {len(self.stop)}",
+            f"at most {limits.max_stop_strings} texts are allowed, got {len(self.stop)}",
         )
         for i, text in enumerate(self.stop):
             size = len(text.encode())
             _require(
-                1 <= size <= MAX_STOP_BYTES,
+                1 <= size <= limits.max_stop_bytes,
                 f"stop.stop[{i}]",
-                f"must have 1 to {MAX_STOP_BYTES} bytes, got {size}",
+                f"must have 1 to {limits.max_stop_bytes} bytes, got {size}",
             )
         _require(
-            len(self.stop_token_ids) <= MAX_STOP_TOKEN_IDS,
+            len(self.stop_token_ids) <= limits.max_stop_token_ids,
             "stop.stop_token_ids",
-            f"at most {MAX_STOP_TOKEN_IDS} ids are allowed, got {len(self.stop_token_ids)}",
+            f"at most {limits.max_stop_token_ids} ids are allowed, got {len(self.stop_token_ids)}",
         )
 
 

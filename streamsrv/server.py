@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -18,14 +19,19 @@ from engines.api import CheckpointError, Engine
 from engines.demo_model import demo_model_path
 from engines.registry import open_engine
 from engines.scripted import DEFAULT_SCRIPT, ScriptedEngine
+from streamsrv.api_keys import ApiKeys, parse_api_keys
+from streamsrv.auth import ApiKeyInterceptor
 from streamsrv.config import Settings
 from streamsrv.errors import SettingsError
 from streamsrv.malformed import MalformedRequests
 from streamsrv.pool import PoolLimits, WorkerPool
+from streamsrv.request import RequestLimits
 from streamsrv.service import InferenceService
+from streamsrv.tls import KeyPair, server_credentials
 from streamsrv.tokenizer import Tokenizer
 from streamsrv.v1 import inference_pb2
 from streamsrv.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from streamsrv.watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
 
@@ -56,14 +62,41 @@ def open_model(settings: Settings, progress: Callable[[str, float], None] | None
     return open_engine(settings.engine, path, settings.engine_options, progress)
 
 
+def open_api_keys(settings: Settings) -> WatchedFiles[ApiKeys] | None:
+    """Read the file of API keys; None if there is none, and everyone is let in.
+
+    Raises:
+        SettingsError: it cannot be read, or a line is wrong.
+    """
+    path = settings.api_keys
+    if path is None:
+        return None
+    keys = WatchedFiles([path], partial(parse_api_keys, path=path))
+    if not len(keys.current()):
+        log.warning("%s has no keys: every call is refused until it has one", path)
+    return keys
+
+
+def open_tls(settings: Settings) -> grpc.ServerCredentials | None:
+    """Read the certificates; None if there are none, and connections are in plain text.
+
+    Raises:
+        SettingsError: a file is missing, unreadable or not PEM, or the key is not the certificate's.
+    """
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return server_credentials(KeyPair(settings.tls_cert, settings.tls_key), settings.tls_client_ca)
+
+
 @asynccontextmanager
 async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningServer]:
     """Serve an engine; inside, the port is open and health says SERVING. Leaving drains.
 
     Raises:
-        SettingsError: the address cannot be listened on.
+        SettingsError: the address cannot be listened on, or a file with keys or certificates is unusable.
         StreamsrvError: a worker cannot start.
     """
+    keys, credentials = open_api_keys(settings), open_tls(settings)
     async with AsyncExitStack() as stack:
         health = health_aio.HealthServicer()
 
@@ -92,19 +125,27 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
             on_state=announce,
         )
         await stack.enter_async_context(pool.running())
-        interceptors = [MalformedRequests(SERVICE_NAME)]
+        interceptors: list[grpc.aio.ServerInterceptor] = [MalformedRequests(SERVICE_NAME)]
+        if keys is not None:
+            # First, so that a call that is not let in does no work.
+            interceptors.insert(0, ApiKeyInterceptor(keys))
         server = grpc.aio.server(interceptors=interceptors, options=grpc_options(settings))
         name = settings.model_name or engine.model.name
         service = InferenceService(
             {name: pool},
             max_message_bytes=settings.max_message_mib << 20,
             stall_limit_s=settings.stall_limit_s,
+            limits=RequestLimits(
+                max_stop_strings=settings.max_stop_strings,
+                max_stop_bytes=settings.max_stop_bytes,
+                max_stop_token_ids=settings.max_stop_token_ids,
+            ),
         )
         add_InferenceServiceServicer_to_server(service, server)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
-        port = _bind(server, settings)
+        port = _bind(server, settings, credentials)
         await server.start()
         stack.push_async_callback(server.stop, _FLUSH_S)
         await _set_health(health, pool.healthy)
@@ -164,6 +205,7 @@ def grpc_options(settings: Settings) -> list[tuple[str, int]]:
     """List the options that the gRPC server is made with; grpc ignores names that it does not know."""
     return [
         ("grpc.max_receive_message_length", settings.max_message_mib << 20),
+        ("grpc.max_concurrent_streams", settings.streams_per_connection),
         ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share its calls
         ("grpc.keepalive_time_ms", 60_000),  # a peer that died is noticed after this and the next
         ("grpc.keepalive_timeout_ms", 20_000),
@@ -172,10 +214,13 @@ def grpc_options(settings: Settings) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, settings: Settings) -> int:
+def _bind(server: grpc.aio.Server, settings: Settings, credentials: grpc.ServerCredentials | None) -> int:
     address = settings.address
     try:
-        port = server.add_insecure_port(str(address))
+        if credentials is None:
+            port = server.add_insecure_port(str(address))
+        else:
+            port = server.add_secure_port(str(address), credentials)
     except RuntimeError:
         port = 0
     if port == 0:

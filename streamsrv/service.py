@@ -12,6 +12,7 @@ import grpc
 
 from engines.api import StreamsrvError
 from streamsrv import __version__
+from streamsrv.auth import caller_of
 from streamsrv.chunks import CODEC_TO_PB, MAX_TOKENS_PER_MESSAGE, ChunkEncoder
 from streamsrv.errors import (
     ConsumerStalledError,
@@ -23,7 +24,7 @@ from streamsrv.errors import (
 )
 from streamsrv.parsing import check_token_ids, encode_prompt, parse_generate, parse_stream
 from streamsrv.pool import CancelOutcome, WorkerPool
-from streamsrv.request import MAX_STOP_BYTES, MAX_STOP_STRINGS, Codec, StreamOptions
+from streamsrv.request import Codec, RequestLimits, StreamOptions
 from streamsrv.status import abort
 from streamsrv.stream import Caller, Reader, Stream
 from streamsrv.v1 import inference_pb2 as pb
@@ -47,13 +48,19 @@ class InferenceService(InferenceServiceServicer):
     """Answers calls with the pools of the models it serves, the default one first."""
 
     def __init__(
-        self, pools: Mapping[str, WorkerPool], *, max_message_bytes: int, stall_limit_s: float
+        self,
+        pools: Mapping[str, WorkerPool],
+        *,
+        max_message_bytes: int,
+        stall_limit_s: float,
+        limits: RequestLimits,
     ) -> None:
         """`pools` are the models by name, at least one; a client may take nothing for `stall_limit_s`."""
         self._pools = dict(pools)
         self._default = next(iter(pools))
         self._max_message_bytes = max_message_bytes
         self._stall_limit_s = stall_limit_s
+        self._limits = limits
 
     # A streaming method of grpc.aio may be a coroutine that writes, which the generated types do not know.
     async def Generate(  # type: ignore[override]
@@ -63,8 +70,8 @@ class InferenceService(InferenceServiceServicer):
             name, pool = self._find(request.model)
             remaining_s = context.time_remaining()
             deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
-            parsed = await parse_generate(request, pool.tokenizer, pool.vocab_size, deadline_s)
-            stream = pool.submit(parsed, _caller(context))
+            parsed = await parse_generate(request, pool.tokenizer, pool.vocab_size, deadline_s, self._limits)
+            stream = pool.submit(parsed, caller_of(context))
             await self._send(context, stream, name, pool, 0, parsed.stream)
 
     async def Resume(  # type: ignore[override]
@@ -72,7 +79,7 @@ class InferenceService(InferenceServiceServicer):
     ) -> None:
         async with _statuses(context):
             options = parse_stream(request.stream)
-            name, pool, stream = self._find_stream(request, _caller(context))
+            name, pool, stream = self._find_stream(request, caller_of(context))
             await self._send(context, stream, name, pool, request.position, options)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
@@ -82,7 +89,7 @@ class InferenceService(InferenceServiceServicer):
                 raise InvalidRequestError(
                     FieldViolation("target", "is missing; give stream_id or request_id")
                 )
-            outcome, caller = CancelOutcome.NOT_FOUND, _caller(context)
+            outcome, caller = CancelOutcome.NOT_FOUND, caller_of(context)
             for pool in self._pools.values():
                 if target == "stream_id":
                     outcome = await pool.cancel(caller, stream_id=request.stream_id)
@@ -124,8 +131,9 @@ class InferenceService(InferenceServiceServicer):
                 max_running_sequences=pool.limits.max_running * pool.num_workers,
                 max_waiting_requests=pool.limits.max_waiting,
                 max_message_bytes=self._max_message_bytes,
-                max_stop_strings=MAX_STOP_STRINGS,
-                max_stop_bytes=MAX_STOP_BYTES,
+                max_stop_strings=self._limits.max_stop_strings,
+                max_stop_bytes=self._limits.max_stop_bytes,
+                max_stop_token_ids=self._limits.max_stop_token_ids,
             ),
         )
 
@@ -203,12 +211,6 @@ class InferenceService(InferenceServiceServicer):
         if name not in self._pools:
             raise ModelNotFoundError(name, tuple(self._pools))
         return name, self._pools[name]
-
-
-def _caller(context: Context) -> Caller:
-    """Tell who calls: the peer's address without its port, so that a client's connections are one caller."""
-    peer = context.peer()
-    return Caller(peer.rpartition(":")[0] if peer.startswith("ipv") else peer)
 
 
 def _start(stream: Stream, position: int, codec: Codec, model: str, pool: WorkerPool) -> pb.GenerateResponse:

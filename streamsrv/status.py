@@ -17,6 +17,7 @@ ERROR_DOMAIN = "streamsrv"
 STATUS_CODES: dict[type[StreamsrvError], grpc.StatusCode] = {
     errors.InvalidRequestError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.MalformedRequestError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.PromptTooLongError: grpc.StatusCode.INVALID_ARGUMENT,
     ChatTemplateError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,

@@ -16,6 +16,7 @@ import uvloop
 from streamsrv.config import ENV_PREFIX, Settings, load_settings
 
 _METAVARS = {"model": "PATH|demo", "model_name": "NAME", "engine": "NAME", "listen": "HOST:PORT"}
+_METAVARS |= dict.fromkeys(["tls_cert", "tls_key", "tls_client_ca", "api_keys"], "FILE")
 
 
 def add_command(commands: Any) -> None:  # argparse's own type for it is private
@@ -46,7 +47,7 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
             serve.add_argument(
                 flag,
                 dest=name,
-                metavar=_metavar(kind),
+                metavar=_METAVARS.get(name) or _metavar(kind),
                 default=argparse.SUPPRESS,
                 help=text.replace("%", "%%"),
             )

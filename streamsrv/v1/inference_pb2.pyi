@@ -1254,6 +1254,7 @@ class Limits(_message.Message):
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _builtins.int
     MAX_STOP_STRINGS_FIELD_NUMBER: _builtins.int
     MAX_STOP_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     max_prompt_tokens: _builtins.int
     """max_prompt_tokens is the longest prompt, in tokens."""
     max_output_tokens: _builtins.int
@@ -1268,6 +1269,8 @@ class Limits(_message.Message):
     """max_stop_strings is the most stop texts in a request."""
     max_stop_bytes: _builtins.int
     """max_stop_bytes is the longest stop text, in bytes of UTF-8."""
+    max_stop_token_ids: _builtins.int
+    """max_stop_token_ids is the most stop token ids in a request."""
     def __init__(
         self,
         *,
@@ -1278,10 +1281,11 @@ class Limits(_message.Message):
         max_message_bytes: _builtins.int = ...,
         max_stop_strings: _builtins.int = ...,
         max_stop_bytes: _builtins.int = ...,
+        max_stop_token_ids: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_message_bytes", b"max_message_bytes", "max_output_tokens", b"max_output_tokens", "max_prompt_tokens", b"max_prompt_tokens", "max_running_sequences", b"max_running_sequences", "max_stop_bytes", b"max_stop_bytes", "max_stop_strings", b"max_stop_strings", "max_waiting_requests", b"max_waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_message_bytes", b"max_message_bytes", "max_output_tokens", b"max_output_tokens", "max_prompt_tokens", b"max_prompt_tokens", "max_running_sequences", b"max_running_sequences", "max_stop_bytes", b"max_stop_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_waiting_requests", b"max_waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
