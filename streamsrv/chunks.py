@@ -3,6 +3,7 @@
 from collections.abc import Sequence as Seq
 
 import zstandard
+from google.protobuf.message import DecodeError
 
 from streamsrv.errors import StreamCorruptError
 from streamsrv.request import Codec, OutputOptions
@@ -69,13 +70,15 @@ class ChunkEncoder:
 class ChunkDecoder:
     """Reads the messages of one call, and sees to it that nothing is missing, repeated or out of order."""
 
-    def __init__(self) -> None:
-        self._next_position: int | None = None
+    def __init__(self, position: int | None = None) -> None:
+        """`position` is the first one wanted; None takes what the StreamStart says."""
+        self._next_position = position
+        self._begun = False
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW_BYTES).decompressobj()
 
     @property
     def next_position(self) -> int | None:
-        """The position that the next message must have; None before the first message."""
+        """The position that the next message must have; None where nothing has said it yet."""
         return self._next_position
 
     def decode(self, response: pb.GenerateResponse) -> pb.EventList:
@@ -86,7 +89,11 @@ class ChunkDecoder:
                 within the contract's bounds.
         """
         kind = response.WhichOneof("payload")
-        if kind == "start" or self._next_position is None:
+        if (kind == "start") is self._begun:
+            fault = "has a second StreamStart" if self._begun else "does not begin with a StreamStart"
+            raise StreamCorruptError(f"a call of stream {response.stream_id} {fault}")
+        self._begun = True
+        if self._next_position is None:
             self._next_position = response.seq
         if response.seq != self._next_position:
             raise StreamCorruptError(
@@ -96,7 +103,10 @@ class ChunkDecoder:
         if kind == "events":
             events = response.events
         elif kind == "zstd_events":
-            events = pb.EventList.FromString(self._decompress(response.zstd_events))
+            try:
+                events = pb.EventList.FromString(self._decompress(response.zstd_events))
+            except DecodeError as error:
+                raise StreamCorruptError(f"a message holds no events: {error}") from error
         else:
             events = pb.EventList()
         for event in events.events:

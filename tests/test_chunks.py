@@ -136,6 +136,35 @@ def test_a_bomb_is_refused_before_it_fills_the_memory() -> None:
         decoder.decode(pb.GenerateResponse(stream_id="s", seq=0, zstd_events=bomb))
 
 
+def test_a_call_that_does_not_begin_with_a_start_or_begins_twice_is_noticed() -> None:
+    decoder = ChunkDecoder()
+    with pytest.raises(StreamCorruptError, match="does not begin"):
+        decoder.decode(pb.GenerateResponse(stream_id="s", events=pb.EventList()))
+    decoder = ChunkDecoder()
+    decoder.decode(start())
+    with pytest.raises(StreamCorruptError, match="second StreamStart"):
+        decoder.decode(start())
+
+
+def test_a_call_must_begin_at_the_position_that_was_wanted() -> None:
+    decoder = ChunkDecoder(7)
+    assert decoder.next_position == 7
+    decoder.decode(start(seq=7))
+    with pytest.raises(StreamCorruptError, match="jumped to position 6, expected 7"):
+        ChunkDecoder(7).decode(start(seq=6))
+
+
+def test_compressed_garbage_is_an_error_of_the_stream() -> None:
+    compressor = zstandard.ZstdCompressor(
+        compression_params=zstandard.ZstdCompressionParameters(window_log=12)
+    ).compressobj()
+    data = compressor.compress(b"\xff" * 20) + compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    decoder = ChunkDecoder()
+    decoder.decode(start())
+    with pytest.raises(StreamCorruptError, match="holds no events"):
+        decoder.decode(pb.GenerateResponse(stream_id="s", seq=0, zstd_events=data))
+
+
 @pytest.mark.parametrize("data", [b"not zstd", os.urandom(100)])
 def test_garbage_for_a_frame_is_an_error_of_the_stream(data: bytes) -> None:
     decoder = ChunkDecoder()
