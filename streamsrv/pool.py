@@ -244,8 +244,10 @@ class WorkerPool:
         if request.deadline_s is not None and request.deadline_s <= self._clock():
             raise DeadlinePassedError(started=False)
         max_tokens = self._max_tokens(request)
-        self._registry.check_request_id(request.request_id)
+        self._registry.check_request_id(caller, request.request_id)
         self._check_room(len(request.prompt_token_ids), caller)
+        while self._registry.by_request_id(caller, self._stream_id()) is not None:
+            self._next_number += 1  # a client's request has the name that this one would be given
         worker = min(self._workers, key=lambda w: (w.state is not WorkerState.READY, w.num_jobs))
         stream = self._make_stream(request, caller, self._clock() if arrived_s is None else arrived_s)
         job = self._make_job(stream, request, max_tokens)
@@ -276,7 +278,7 @@ class WorkerPool:
             if stream is None:
                 raise self._why_missing(stream_id)
         else:
-            stream = self._registry.by_request_id(request_id or "")
+            stream = self._registry.by_request_id(caller, request_id or "")
         if stream is None or not (
             (stream.resume_token and hmac.compare_digest(stream.resume_token, resume_token))
             or (caller.authenticated and caller == stream.caller)
@@ -319,7 +321,7 @@ class WorkerPool:
         if stream_id is not None:
             stream = self._registry.by_stream_id(stream_id)
         else:
-            stream = self._registry.by_request_id(request_id or "")
+            stream = self._registry.by_request_id(caller, request_id or "")
         if stream is None or (stream.caller.authenticated and stream.caller != caller):
             return CancelOutcome.NOT_FOUND
         if stream.log.ended:
@@ -444,9 +446,12 @@ class WorkerPool:
                 retry_after_s=_RETRY_AFTER_S,
             )
 
-    def _make_stream(self, request: GenerateRequest, caller: Caller, arrived_s: float) -> Stream:
+    def _stream_id(self) -> str:
         # Short, since every message has it.
-        stream_id = f"{self.instance_id}-{np.base_repr(self._next_number, 36).lower()}"
+        return f"{self.instance_id}-{np.base_repr(self._next_number, 36).lower()}"
+
+    def _make_stream(self, request: GenerateRequest, caller: Caller, arrived_s: float) -> Stream:
+        stream_id = self._stream_id()
         window_s = min(request.stream.resume_window_s, self.limits.max_resume_window_s)
         return Stream(
             stream_id,

@@ -274,11 +274,15 @@ class Stream:
 
 
 class StreamRegistry:
-    """The streams that live or can still be read, by their own id and by their request's."""
+    """The streams that live or can still be read, by their own id and by their request's.
+
+    The request ids of an authenticated caller are its own, so that nobody else can learn or take them. All
+    others share theirs: an address tells nobody apart for sure.
+    """
 
     def __init__(self) -> None:
         self._by_id: dict[str, Stream] = {}
-        self._by_request: dict[str, Stream] = {}
+        self._by_request: dict[tuple[Caller | None, str], Stream] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -286,14 +290,14 @@ class StreamRegistry:
     def __iter__(self) -> Iterator[Stream]:
         return iter(self._by_id.values())
 
-    def check_request_id(self, request_id: str) -> None:
+    def check_request_id(self, caller: Caller, request_id: str) -> None:
         """Refuse a request id that is taken.
 
         Raises:
             RequestIdInUseError: another stream has the same request id.
 
         """
-        other = self._by_request.get(request_id)
+        other = self.by_request_id(caller, request_id)
         if other is not None:
             raise RequestIdInUseError(request_id, other.stream_id)
 
@@ -304,21 +308,25 @@ class StreamRegistry:
             RequestIdInUseError: another stream has the same request id; it is left alone.
 
         """
-        self.check_request_id(stream.request_id)
+        self.check_request_id(stream.caller, stream.request_id)
         assert stream.stream_id not in self._by_id
         self._by_id[stream.stream_id] = stream
-        self._by_request[stream.request_id] = stream
+        self._by_request[_request_key(stream.caller, stream.request_id)] = stream
 
     def remove(self, stream: Stream) -> None:
         """Forget a stream; its memory and its request id are free again."""
         stream.log.discard()
         del self._by_id[stream.stream_id]
-        del self._by_request[stream.request_id]
+        del self._by_request[_request_key(stream.caller, stream.request_id)]
 
     def by_stream_id(self, stream_id: str) -> Stream | None:
         """Find the stream with this id."""
         return self._by_id.get(stream_id)
 
-    def by_request_id(self, request_id: str) -> Stream | None:
-        """Find the stream with this request id."""
-        return self._by_request.get(request_id)
+    def by_request_id(self, caller: Caller, request_id: str) -> Stream | None:
+        """Find the stream that has this request id among those that the caller's ids are told apart from."""
+        return self._by_request.get(_request_key(caller, request_id))
+
+
+def _request_key(caller: Caller, request_id: str) -> tuple[Caller | None, str]:
+    return caller if caller.authenticated else None, request_id

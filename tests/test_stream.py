@@ -67,14 +67,21 @@ def test_a_reader_is_woken_by_every_change() -> None:
     assert wakes == [1, 2, 2]
 
 
+ME = Caller("me")
+
+
 def make_stream(
-    stream_id: str, request_id: str, window_s: float = 0.0, memory: LogMemory | None = None
+    stream_id: str,
+    request_id: str,
+    window_s: float = 0.0,
+    memory: LogMemory | None = None,
+    caller: Caller = ME,
 ) -> Stream:
     return Stream(
         stream_id,
         request_id,
         StreamLog(memory or LogMemory(1 << 20)),
-        caller=Caller("me"),
+        caller=caller,
         output=OutputOptions(),
         num_prompt_tokens=1,
         resume_window_s=window_s,
@@ -87,11 +94,26 @@ def test_a_request_id_that_lives_is_refused_and_the_first_stream_is_untouched() 
     registry.add(first)
     with pytest.raises(RequestIdInUseError, match="a-1"):
         registry.add(make_stream("a-2", "mine"))
-    assert registry.by_request_id("mine") is first
+    assert registry.by_request_id(ME, "mine") is first
     assert registry.by_stream_id("a-2") is None
     registry.remove(first)
     registry.add(make_stream("a-3", "mine"))
     assert len(registry) == 1
+
+
+def test_an_authenticated_callers_request_ids_are_its_own_and_all_others_share_theirs() -> None:
+    registry = StreamRegistry()
+    callers = [Caller("alice", authenticated=True), Caller("bob", authenticated=True), Caller("alice")]
+    for i, caller in enumerate(callers):
+        registry.add(make_stream(f"a-{i}", "mine", caller=caller))
+    with pytest.raises(RequestIdInUseError, match="a-2"):
+        registry.add(make_stream("a-9", "mine", caller=Caller("another address")))
+    for i, caller in enumerate(callers):
+        stream = registry.by_request_id(caller, "mine")
+        assert stream is not None
+        assert stream.stream_id == f"a-{i}"
+        registry.remove(stream)
+        assert registry.by_request_id(caller, "mine") is None
 
 
 def test_what_was_taken_is_kept_only_where_it_can_be_resumed() -> None:

@@ -155,8 +155,9 @@ class GenerateRequest(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """request_id is the client's own name for the request, at most 128 bytes, unique among those that run.
-    Empty: the server makes one, and StreamStart tells it.
+    """request_id is the client's own name for the request, at most 128 bytes, unique among those of its
+    authenticated caller, or of all others, that run or can be resumed. Empty: the server makes one, and
+    StreamStart tells it.
     """
     model: _builtins.str
     """model is a name from ListModels. Empty: the server's first model."""
@@ -580,7 +581,9 @@ class ResumeRequest(_message.Message):
     stream_id: _builtins.str
     """stream_id is the tag from any message of the stream."""
     request_id: _builtins.str
-    """request_id is the one the client gave, for a call that was cut before its first message."""
+    """request_id is the one the client gave, for a call that was cut before its first message. Another
+    authenticated caller's is not found, whatever the token.
+    """
     resume_token: _builtins.bytes
     """resume_token is the secret from StreamStart. Empty: allowed for the same authenticated caller only."""
     position: _builtins.int
