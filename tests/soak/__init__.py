@@ -1,0 +1,1 @@
+"""Thousands of mixed requests with every kind of trouble against a real server process."""
