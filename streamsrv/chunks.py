@@ -1,6 +1,7 @@
 """Log elements ↔ messages, for both ends. The only file that knows zstd."""
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 import zstandard
 from google.protobuf.message import DecodeError
@@ -36,12 +37,33 @@ FINISH_REASON_TO_PB = {
 }
 
 
+@dataclass(slots=True)
+class ChunkTotals:
+    """What encoders have made, all together."""
+
+    num_messages: int = 0
+    raw_bytes: int = 0
+    """The events, serialised."""
+    sent_bytes: int = 0
+    """The events as they were sent, compressed or not."""
+
+    def add(self, raw_bytes: int, sent_bytes: int) -> None:
+        """Count one message."""
+        self.num_messages += 1
+        self.raw_bytes += raw_bytes
+        self.sent_bytes += sent_bytes
+
+
 class ChunkEncoder:
     """Turns pieces of a log into the messages of one call, through one zstd frame."""
 
-    def __init__(self, stream_id: str, codec: Codec, output: OutputOptions) -> None:
+    def __init__(
+        self, stream_id: str, codec: Codec, output: OutputOptions, totals: ChunkTotals | None = None
+    ) -> None:
+        """`totals`, where given, count what it makes."""
         self._stream_id = stream_id
         self._output = output
+        self._totals = totals
         self._compressor: zstandard.ZstdCompressionObj | None = None
         if codec is Codec.ZSTD:
             self._compressor = zstandard.ZstdCompressor(compression_params=_COMPRESSION).compressobj()
@@ -55,15 +77,22 @@ class ChunkEncoder:
         response = pb.GenerateResponse(stream_id=self._stream_id, seq=position)
         if self._compressor is None:
             _add_events(response.events, elements, self._output)
+            if self._totals is not None:
+                size = response.events.ByteSize()
+                self._totals.add(size, size)
             return response
         events = pb.EventList()
         _add_events(events, elements, self._output)
         raw = events.SerializeToString()
-        if len(raw) < _MIN_COMPRESSED_BYTES:
+        size = len(raw)
+        if size < _MIN_COMPRESSED_BYTES:
             response.events.CopyFrom(events)
         else:
             data = self._compressor.compress(raw)
-            response.zstd_events = data + self._compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+            response.zstd_events = data = data + self._compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+            size = len(data)
+        if self._totals is not None:
+            self._totals.add(len(raw), size)
         return response
 
 

@@ -21,6 +21,7 @@ from pydantic_settings import (
 
 from engines.options import CacheType, EngineOptions, Precision, WeightFormat
 from streamsrv.errors import SettingsError
+from streamsrv.log_format import LogFormat
 
 ENV_PREFIX = "STREAMSRV_"
 CONFIG_VARIABLE = "STREAMSRV_CONFIG"
@@ -95,6 +96,12 @@ class Settings(BaseSettings):
     api_keys: Path | None = Field(
         None, description="file with the keys that are let in, made by 'streamsrv keys new NAME'"
     )
+    metrics_listen: str | None = Field(
+        None, description="HOST:PORT for Prometheus metrics over plain HTTP; default: none"
+    )
+    otlp_endpoint: str | None = Field(
+        None, description="URL that traces are sent to (OTLP over gRPC), such as http://127.0.0.1:4317"
+    )
     workers: int = Field(1, ge=1, le=64, description="workers, each with a context and a cache of its own")
     max_running: int = Field(64, ge=1, le=4096, description="outputs computed at the same time, per worker")
     max_waiting: int = Field(256, ge=0, description="requests that may wait behind them")
@@ -157,6 +164,8 @@ class Settings(BaseSettings):
     max_stop_bytes: int = Field(256, ge=1, le=65536, description="bytes of a stop text in UTF-8")
     max_stop_token_ids: int = Field(256, ge=0, le=65536, description="stop token ids in a request")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
+    log_format: LogFormat = Field(LogFormat.TEXT, description="how log lines are laid out")
+    log_prompts: bool = Field(False, description="log each request's prompt; outputs are never logged")
     script_text: str | None = Field(
         None, min_length=1, description="engine 'scripted' only: the text it replays to every request"
     )
@@ -168,6 +177,11 @@ class Settings(BaseSettings):
     def address(self) -> Address:
         """Where to listen."""
         return Address.parse(self.listen, "--listen")
+
+    @property
+    def metrics_address(self) -> Address | None:
+        """Where to listen for Prometheus."""
+        return None if self.metrics_listen is None else Address.parse(self.metrics_listen, "--metrics-listen")
 
     @property
     def num_admitted(self) -> int:
@@ -253,6 +267,12 @@ def _check_together(settings: Settings) -> None:
             f"--listen {settings.listen} is reachable from other machines, and without TLS {at_risk} can be "
             "read on the way: add --tls-cert and --tls-key, listen on 127.0.0.1, or add --allow-plaintext "
             "where the network is trusted"
+        )
+    metrics = settings.metrics_address
+    if metrics is not None and not metrics.is_loopback and not settings.allow_plaintext:
+        raise SettingsError(
+            f"--metrics-listen {settings.metrics_listen} is reachable from other machines, and metrics go in "
+            "plain text: listen on 127.0.0.1, or add --allow-plaintext where the network is trusted"
         )
     if settings.max_streams_per_connection is not None:
         least = settings.num_admitted

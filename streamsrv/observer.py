@@ -29,6 +29,31 @@ class StepReport:
     for all, because a step brings a token to each."""
 
 
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """How a pool stands at this moment."""
+
+    num_running: int
+    """Requests that own blocks."""
+    num_waiting: int
+    """Requests that own none."""
+    num_streams: int
+    """Streams that can be read."""
+    num_readers: int
+    """Streams that are being read."""
+    log_bytes: int
+    """Memory of what streams hold for their readers."""
+    log_limit_bytes: int
+    num_blocks: int
+    """Blocks of the caches of all workers that have one."""
+    num_used_blocks: int
+    num_ready_workers: int
+    num_preemptions: int
+    """How often a sequence had to give its blocks back, since the start."""
+    num_restarts: int
+    """How often a worker's lost context was to be made again, since the start."""
+
+
 class PoolObserver(Protocol):
     """Is told what happens, on the loop's thread. Its methods must be quick, and must not raise."""
 

@@ -1,6 +1,7 @@
 """Messages → domain requests. A bad field is refused here, with its name, and nowhere later."""
 
 import asyncio
+import json
 from collections.abc import Sequence as Seq
 
 from streamsrv.chat import ChatMessage
@@ -82,6 +83,16 @@ async def encode_prompt(prompt: pb.Prompt, tokenizer: Tokenizer, vocab_size: int
     if kind == "chat":
         return await _encode_chat(prompt, tokenizer)
     raise _bad("prompt", "is missing; give text, token_ids or chat")
+
+
+def shown_prompt(prompt: pb.Prompt) -> str:
+    """Give a prompt as text, for a log: the text itself, or the ids or the messages as JSON."""
+    kind = prompt.WhichOneof("kind")
+    if kind == "token_ids":
+        return json.dumps(list(prompt.token_ids.ids))
+    if kind == "chat":
+        return json.dumps([[_ROLES.get(m.role, ""), m.content] for m in prompt.chat.messages])
+    return prompt.text
 
 
 def check_token_ids(ids: Seq[int], vocab_size: int, field: str) -> None:

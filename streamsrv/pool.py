@@ -27,7 +27,7 @@ from streamsrv.errors import (
     StreamNotFoundError,
     TooManyWaitingError,
 )
-from streamsrv.observer import PoolObserver, StepReport, Unobserved
+from streamsrv.observer import PoolObserver, PoolState, StepReport, Unobserved
 from streamsrv.request import GenerateRequest
 from streamsrv.sequence import Sequence, SequenceStatus
 from streamsrv.stream import Caller, LogMemory, Reader, Stream, StreamLog, StreamRegistry
@@ -153,36 +153,6 @@ class WorkerPool:
         return self._memory.used_bytes
 
     @property
-    def log_limit_bytes(self) -> int:
-        """What that may come to."""
-        return self._memory.limit_bytes
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the workers' caches."""
-        return sum(worker.num_blocks for worker in self._workers)
-
-    @property
-    def num_used_blocks(self) -> int:
-        """Blocks that sequences own."""
-        return sum(worker.num_used_blocks for worker in self._workers)
-
-    @property
-    def num_preemptions(self) -> int:
-        """How often a sequence had to give its blocks back."""
-        return sum(worker.num_preemptions for worker in self._workers)
-
-    @property
-    def num_restarts(self) -> int:
-        """How often a worker's lost context was to be made again."""
-        return sum(worker.num_restarts for worker in self._workers)
-
-    @property
-    def num_ready_workers(self) -> int:
-        """Workers that take steps."""
-        return sum(worker.state is WorkerState.READY for worker in self._workers)
-
-    @property
     def vocab_size(self) -> int:
         """One more than the largest token id that the model takes."""
         return self.engine.model.spec.vocab_size
@@ -197,6 +167,23 @@ class WorkerPool:
     def num_steps(self) -> int:
         """Steps taken by all workers."""
         return sum(worker.num_steps for worker in self._workers)
+
+    def state(self) -> PoolState:
+        """Tell how it stands at this moment."""
+        workers, num_waiting = self._workers, self.num_waiting
+        return PoolState(
+            num_running=self.num_running - num_waiting,
+            num_waiting=num_waiting,
+            num_streams=self.num_streams,
+            num_readers=self.num_read,
+            log_bytes=self._memory.used_bytes,
+            log_limit_bytes=self._memory.limit_bytes,
+            num_blocks=sum(worker.num_blocks for worker in workers),
+            num_used_blocks=sum(worker.num_used_blocks for worker in workers),
+            num_ready_workers=sum(worker.state is WorkerState.READY for worker in workers),
+            num_preemptions=sum(worker.num_preemptions for worker in workers),
+            num_restarts=sum(worker.num_restarts for worker in workers),
+        )
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -6,29 +6,35 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from engines.api import CheckpointError, Engine
 from engines.demo_model import demo_model_path
 from engines.registry import open_engine
 from engines.scripted import DEFAULT_SCRIPT, ScriptedEngine
+from streamsrv import __version__
 from streamsrv.api_keys import ApiKeys, parse_api_keys
 from streamsrv.auth import ApiKeyInterceptor
+from streamsrv.call import CallObserver
+from streamsrv.call_log import CallLog
 from streamsrv.config import Settings
 from streamsrv.errors import SettingsError
+from streamsrv.health import HealthService
 from streamsrv.malformed import MalformedRequests
+from streamsrv.metrics import Metrics
+from streamsrv.metrics_endpoint import metrics_endpoint
 from streamsrv.pool import PoolLimits, WorkerPool
 from streamsrv.request import RequestLimits
 from streamsrv.service import InferenceService
 from streamsrv.tls import KeyPair, server_credentials
 from streamsrv.tokenizer import Tokenizer
+from streamsrv.tracing import tracing
 from streamsrv.v1 import inference_pb2
 from streamsrv.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from streamsrv.watched_files import WatchedFiles
@@ -36,7 +42,6 @@ from streamsrv.watched_files import WatchedFiles
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
-_HEALTH = health_pb2.HealthCheckResponse
 # How long the transport gets to send what is written already, after the streams have ended.
 _FLUSH_S = 1.0
 
@@ -47,6 +52,8 @@ class RunningServer:
 
     pool: WorkerPool
     port: int
+    metrics_port: int | None
+    """Where Prometheus is answered; None for nowhere."""
 
 
 def open_model(settings: Settings, progress: Callable[[str, float], None] | None = None) -> Engine:
@@ -122,15 +129,25 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
                 max_context=settings.max_context or engine.model.spec.context_length,
             ),
             num_workers=settings.workers,
-            on_state=announce,
+            # Health follows the workers: no worker, no service.
+            on_state=lambda: health.set(serving=pool.healthy),
+            observer=model_metrics,
         )
+        model_metrics.state = pool.state
+        observers: list[CallObserver] = [CallLog(), metrics]
+        if settings.otlp_endpoint is not None:
+            tracer = tracing(settings.otlp_endpoint, instance_id=pool.instance_id, version=__version__)
+            observers.append(await stack.enter_async_context(tracer))
+        metrics_port = None
+        if settings.metrics_address is not None:
+            endpoint = metrics_endpoint(metrics.registry, settings.metrics_address)
+            metrics_port = await stack.enter_async_context(endpoint)
         await stack.enter_async_context(pool.running())
         interceptors: list[grpc.aio.ServerInterceptor] = [MalformedRequests(SERVICE_NAME)]
         if keys is not None:
             # First, so that a call that is not let in does no work.
             interceptors.insert(0, ApiKeyInterceptor(keys))
         server = grpc.aio.server(interceptors=interceptors, options=grpc_options(settings))
-        name = settings.model_name or engine.model.name
         service = InferenceService(
             {name: pool},
             max_message_bytes=settings.max_message_mib << 20,
@@ -140,6 +157,9 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
                 max_stop_bytes=settings.max_stop_bytes,
                 max_stop_token_ids=settings.max_stop_token_ids,
             ),
+            observers=observers,
+            chunk_totals=metrics.chunks,
+            log_prompts=settings.log_prompts,
         )
         add_InferenceServiceServicer_to_server(service, server)
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -148,11 +168,11 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
         port = _bind(server, settings, credentials)
         await server.start()
         stack.push_async_callback(server.stop, _FLUSH_S)
-        await _set_health(health, pool.healthy)
+        stack.callback(health.close)
         try:
-            yield RunningServer(pool, port)
+            yield RunningServer(pool, port, metrics_port)
         finally:
-            await health.enter_graceful_shutdown()
+            health.set(serving=False)
             if not await pool.drain(settings.drain_grace_s):
                 log.warning(
                     "the grace of %g s was over before every stream had ended", settings.drain_grace_s
@@ -177,9 +197,9 @@ async def serve(settings: Settings, engine: Engine) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     async with serving(settings, engine) as running:
-        host = settings.address.host
-        host = f"[{host}]" if ":" in host else host
-        print(f"listening on {host}:{running.port}", flush=True)
+        print(f"listening on {replace(settings.address, port=running.port)}", flush=True)
+        if settings.metrics_address is not None and running.metrics_port is not None:
+            print(f"metrics on {replace(settings.metrics_address, port=running.metrics_port)}", flush=True)
         await stop.wait()
         log.info("stopping: %d streams to finish", running.pool.num_streams)
 
@@ -193,12 +213,6 @@ def _tokenizer(engine: Engine) -> Tokenizer:
             f"{model.spec.vocab_size}; the two are not of the same model"
         )
     return tokenizer
-
-
-async def _set_health(health: health_aio.HealthServicer, healthy: bool) -> None:
-    status = _HEALTH.SERVING if healthy else _HEALTH.NOT_SERVING
-    for service in ("", SERVICE_NAME):
-        await health.set(service, status)
 
 
 def grpc_options(settings: Settings) -> list[tuple[str, int]]:

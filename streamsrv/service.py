@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -13,16 +13,19 @@ import grpc
 from engines.api import StreamsrvError
 from streamsrv import __version__
 from streamsrv.auth import caller_of
-from streamsrv.chunks import CODEC_TO_PB, MAX_TOKENS_PER_MESSAGE, ChunkEncoder
+from streamsrv.call import DISCONNECTED, Call, CallKind, CallObserver
+from streamsrv.chunks import CODEC_TO_PB, MAX_TOKENS_PER_MESSAGE, ChunkEncoder, ChunkTotals
 from streamsrv.errors import (
     ConsumerStalledError,
+    DeadlinePassedError,
     FieldViolation,
     InvalidRequestError,
     ModelNotFoundError,
     ReaderReplacedError,
     StreamNotFoundError,
 )
-from streamsrv.parsing import check_token_ids, encode_prompt, parse_generate, parse_stream
+from streamsrv.log_format import FieldValue, fields
+from streamsrv.parsing import check_token_ids, encode_prompt, parse_generate, parse_stream, shown_prompt
 from streamsrv.pool import CancelOutcome, WorkerPool
 from streamsrv.request import Codec, RequestLimits, StreamOptions
 from streamsrv.status import abort
@@ -34,6 +37,8 @@ log = logging.getLogger(__name__)
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
+# The metadata that a caller's trace comes in, as W3C Trace Context names it.
+_TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
 # How long a status may wait behind messages that the client does not take.
 _ABORT_S = 2.0
 
@@ -54,33 +59,48 @@ class InferenceService(InferenceServiceServicer):
         max_message_bytes: int,
         stall_limit_s: float,
         limits: RequestLimits,
+        observers: Iterable[CallObserver] = (),
+        chunk_totals: ChunkTotals | None = None,
+        log_prompts: bool = False,
     ) -> None:
-        """`pools` are the models by name, at least one; a client may take nothing for `stall_limit_s`."""
+        """`pools` are the models by name, at least one; a client may take nothing for `stall_limit_s`.
+
+        `observers` are told of each Generate and Resume, with the prompt if `log_prompts`.
+        """
         self._pools = dict(pools)
         self._default = next(iter(pools))
         self._max_message_bytes = max_message_bytes
         self._stall_limit_s = stall_limit_s
         self._limits = limits
+        self._observers = tuple(observers)
+        self._chunk_totals = chunk_totals
+        self._log_prompts = log_prompts
 
     # A streaming method of grpc.aio may be a coroutine that writes, which the generated types do not know.
     async def Generate(  # type: ignore[override]
         self, request: pb.GenerateRequest, context: Context
     ) -> None:
-        async with _statuses(context):
-            name, pool = self._find(request.model)
+        async with self._told(context, CallKind.GENERATE) as call:
+            call.request_id = request.request_id
+            call.is_chat = request.prompt.WhichOneof("kind") == "chat"
+            if self._log_prompts:
+                call.prompt = shown_prompt(request.prompt)
+            call.model, pool = self._find(request.model)
             remaining_s = context.time_remaining()
             deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
             parsed = await parse_generate(request, pool.tokenizer, pool.vocab_size, deadline_s, self._limits)
-            stream = pool.submit(parsed, caller_of(context))
-            await self._send(context, stream, name, pool, 0, parsed.stream)
+            call.request = parsed
+            stream = pool.submit(parsed, call.caller, arrived_s=call.arrived_s)
+            await self._send(context, call, stream, pool, parsed.stream)
 
     async def Resume(  # type: ignore[override]
         self, request: pb.ResumeRequest, context: Context
     ) -> None:
-        async with _statuses(context):
+        async with self._told(context, CallKind.RESUME) as call:
+            call.request_id, call.position = request.request_id, request.position
             options = parse_stream(request.stream)
-            name, pool, stream = self._find_stream(request, caller_of(context))
-            await self._send(context, stream, name, pool, request.position, options)
+            call.model, pool, stream = self._find_stream(request, call.caller)
+            await self._send(context, call, stream, pool, options)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
         async with _statuses(context):
@@ -159,31 +179,51 @@ class InferenceService(InferenceServiceServicer):
         assert missing is not None
         raise missing
 
+    @asynccontextmanager
+    async def _told(self, context: Context, kind: CallKind) -> AsyncIterator[Call]:
+        """End a call with the status of what goes wrong inside, and tell the observers how it ended."""
+        arrived_s = time.monotonic()
+        metadata = context.invocation_metadata() or ()
+        trace_headers = {key: str(value) for key, value in metadata if key in _TRACE_HEADERS}
+        call = Call(kind, caller_of(context), arrived_s, trace_headers=trace_headers)
+        async with _statuses(context):
+            try:
+                yield call
+                assert call.stream is not None
+                call.reason = call.stream.progress.reason
+            except BaseException as error:
+                call.error = _what_ended(error, context)
+                call.reason = call.error.reason if call.error else DISCONNECTED
+                raise
+            finally:
+                call.ended_s = time.monotonic()
+                for observer in self._observers:
+                    observer.call_ended(call)
+
     async def _send(
-        self,
-        context: Context,
-        stream: Stream,
-        model: str,
-        pool: WorkerPool,
-        position: int,
-        options: StreamOptions,
+        self, context: Context, call: Call, stream: Stream, pool: WorkerPool, options: StreamOptions
     ) -> None:
-        """Send what the log holds from `position` on, in as few messages as the options allow, to its end.
+        """Send what the log holds from a position on, in as few messages as the options allow, to its end.
 
         Raises:
             StreamsrvError: what the log ended with, or why this reader may not go on.
 
         """
         changed = asyncio.Event()
-        reader = pool.attach(stream, position, changed.set)
+        reader = pool.attach(stream, call.position, changed.set)
         try:
-            await self._write(context, _start(stream, position, options.codec, model, pool))
-            encoder = ChunkEncoder(stream.stream_id, options.codec, stream.output)
+            call.stream = stream
+            for observer in self._observers:
+                observer.call_accepted(call)
+            await self._write(context, _start(stream, call.position, options.codec, call.model, pool))
+            encoder = ChunkEncoder(stream.stream_id, options.codec, stream.output, self._chunk_totals)
             most = min(options.max_tokens_per_chunk or MAX_TOKENS_PER_MESSAGE, MAX_TOKENS_PER_MESSAGE)
             while not reader.replaced:
                 position = reader.position
                 elements = reader.take(most)
                 if elements:
+                    if log.isEnabledFor(logging.DEBUG):
+                        log.debug("chunk", extra=fields(_chunk(stream, position, len(elements))))
                     await self._write(context, encoder.encode(position, elements))
                     if options.min_chunk_interval_s and not stream.log.ended:
                         await _pause(options.min_chunk_interval_s, reader, changed)
@@ -237,6 +277,21 @@ async def _pause(seconds: float, reader: Reader, changed: asyncio.Event) -> None
             while not (reader.stream.log.ended or reader.replaced):
                 changed.clear()
                 await changed.wait()
+
+
+def _what_ended(error: BaseException, context: Context) -> StreamsrvError | None:
+    """Tell with which error a call ends; None where its client has gone."""
+    if isinstance(error, StreamsrvError):
+        return error
+    if isinstance(error, Exception) and not isinstance(error, grpc.aio.BaseError):
+        return StreamsrvError("a fault of the server")
+    remaining_s = context.time_remaining()
+    late = remaining_s is not None and remaining_s <= 0
+    return DeadlinePassedError(started=True) if late else None
+
+
+def _chunk(stream: Stream, position: int, num_elements: int) -> dict[str, FieldValue]:
+    return {"stream_id": stream.stream_id, "position": position, "elements": num_elements}
 
 
 @asynccontextmanager

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,8 +13,10 @@ from typing import Any, Literal, Union, get_args, get_origin
 import uvloop
 
 from streamsrv.config import ENV_PREFIX, Settings, load_settings
+from streamsrv.log_format import configure_logging
 
-_METAVARS = {"model": "PATH|demo", "model_name": "NAME", "engine": "NAME", "listen": "HOST:PORT"}
+_METAVARS = {"model": "PATH|demo", "model_name": "NAME", "engine": "NAME"}
+_METAVARS |= dict.fromkeys(["listen", "metrics_listen"], "HOST:PORT") | {"otlp_endpoint": "URL"}
 _METAVARS |= dict.fromkeys(["tls_cert", "tls_key", "tls_client_ca", "api_keys"], "FILE")
 
 
@@ -77,9 +78,8 @@ def _serve(arguments: argparse.Namespace) -> None:
 
     flags = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
     settings = load_settings(flags, arguments.config)
-    logging.basicConfig(
-        level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    configure_logging(settings.log_level, settings.log_format)
+    check_files(settings)
     with _progress() as report:
         engine = open_model(settings, report)
     try:

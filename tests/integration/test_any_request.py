@@ -155,7 +155,7 @@ async def test_a_fault_of_ours_is_logged_here_and_not_shown_there(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with running(ScriptedEngine(WORDS)) as server:
-        monkeypatch.setattr(server.pool, "submit", lambda *_: 1 / 0)
+        monkeypatch.setattr(server.pool, "submit", lambda *_, **__: 1 / 0)
         with pytest.raises(Exception, match="INTERNAL: the server made a fault") as caught:
             await server.client.generate("x").text()
         assert "division" not in str(caught.value)
