@@ -28,6 +28,8 @@ CONFIG_VARIABLE = "STREAMSRV_CONFIG"
 """Names the TOML file, as the flag --config does."""
 CLIENT_VARIABLE = "STREAMSRV_SERVER"
 """Names the server for commands that call one, as their flag --server does."""
+API_KEY_VARIABLE = "STREAMSRV_API_KEY"
+"""Holds the API key for commands that call a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +287,7 @@ def _check_together(settings: Settings) -> None:
 
 def _refuse_unknown_variables() -> None:
     known = {ENV_PREFIX + name.upper() for name in Settings.model_fields}
-    known |= {CONFIG_VARIABLE, CLIENT_VARIABLE}
+    known |= {CONFIG_VARIABLE, CLIENT_VARIABLE, API_KEY_VARIABLE}
     for variable in sorted(os.environ):
         if variable.startswith(ENV_PREFIX) and variable not in known:
             raise SettingsError(f"unknown variable {variable}; known: {', '.join(sorted(known))}")

@@ -78,10 +78,7 @@ def open_api_keys(settings: Settings) -> WatchedFiles[ApiKeys] | None:
     path = settings.api_keys
     if path is None:
         return None
-    keys = WatchedFiles([path], partial(parse_api_keys, path=path))
-    if not len(keys.current()):
-        log.warning("%s has no keys: every call is refused until it has one", path)
-    return keys
+    return WatchedFiles([path], partial(parse_api_keys, path=path))
 
 
 def open_tls(settings: Settings) -> grpc.ServerCredentials | None:
@@ -95,6 +92,16 @@ def open_tls(settings: Settings) -> grpc.ServerCredentials | None:
     return server_credentials(KeyPair(settings.tls_cert, settings.tls_key), settings.tls_client_ca)
 
 
+def check_files(settings: Settings) -> None:
+    """Read the files of keys and certificates, to find out what is wrong with them before long work begins.
+
+    Raises:
+        SettingsError: one of them cannot be used.
+    """
+    open_api_keys(settings)
+    open_tls(settings)
+
+
 @asynccontextmanager
 async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningServer]:
     """Serve an engine; inside, the port is open and health says SERVING. Leaving drains.
@@ -104,16 +111,14 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
         StreamsrvError: a worker cannot start.
     """
     keys, credentials = open_api_keys(settings), open_tls(settings)
+    if keys is not None and not len(keys.current()):
+        log.warning("%s has no keys: every call is refused until it has one", settings.api_keys)
+    if credentials is None and not settings.address.is_loopback:
+        log.warning("%s is open in plain text: prompts and outputs can be read on the way", settings.listen)
     async with AsyncExitStack() as stack:
-        health = health_aio.HealthServicer()
-
-        def announce() -> None:
-            # Health follows the workers: no worker, no service.
-            task = asyncio.ensure_future(_set_health(health, pool.healthy))
-            announcements.add(task)
-            task.add_done_callback(announcements.discard)
-
-        announcements: set[asyncio.Future[None]] = set()
+        name = settings.model_name or engine.model.name
+        health, metrics = HealthService([SERVICE_NAME]), Metrics(__version__)
+        model_metrics = metrics.model(name)
         pool = WorkerPool(
             engine,
             _tokenizer(engine),

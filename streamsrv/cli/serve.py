@@ -74,7 +74,7 @@ def _metavar(kind: Any) -> str:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    from streamsrv.server import open_model, serve  # heavy: not for --help
+    from streamsrv.server import check_files, open_model, serve  # heavy: not for --help
 
     flags = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
     settings = load_settings(flags, arguments.config)
