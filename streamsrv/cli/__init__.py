@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 
 from engines.api import StreamsrvError
 from streamsrv import __version__
-from streamsrv.cli import bench, cache, generate, health, models, serve
+from streamsrv.cli import bench, cache, generate, health, keys, models, serve
 
 
 def main(argv: Seq[str] | None = None) -> None:
@@ -40,6 +40,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"streamsrv {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (serve, generate, models, health, bench, cache):
+    for command in (serve, generate, models, health, bench, cache, keys):
         command.add_command(commands)
     return parser

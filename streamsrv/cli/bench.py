@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from streamsrv.cli.generate import add_server_flag
+from streamsrv.cli.server_flags import add_server_flag
 from streamsrv.config import Address
 from streamsrv.errors import SettingsError
 

@@ -2,17 +2,14 @@
 
 import argparse
 import json
-import os
 import sys
 import time
 from typing import Any
 
 import uvloop
 
-from streamsrv.config import CLIENT_VARIABLE, Address
+from streamsrv.cli.server_flags import add_server_flag, check_server
 from streamsrv.errors import SettingsError
-
-_DEFAULT_SERVER = "127.0.0.1:50051"
 
 
 def add_command(commands: Any) -> None:  # argparse's own type for it is private
@@ -47,18 +44,8 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
     generate.set_defaults(command=_generate)
 
 
-def add_server_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that names the server to call."""
-    parser.add_argument(
-        "--server",
-        default=os.environ.get(CLIENT_VARIABLE) or _DEFAULT_SERVER,
-        metavar="HOST:PORT",
-        help=f"the server; or {CLIENT_VARIABLE} (default: {_DEFAULT_SERVER})",
-    )
-
-
 def _generate(arguments: argparse.Namespace) -> None:
-    Address.parse(arguments.server, "--server")
+    check_server(arguments)
     uvloop.run(_stream(arguments))
 
 
