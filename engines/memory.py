@@ -1,6 +1,9 @@
 """What this process may use of the machine: memory and processors, its container's limits included."""
 
+import contextlib
+import ctypes
 import math
+import mmap
 import os
 import resource
 from collections.abc import Iterator
@@ -29,6 +32,26 @@ def available_bytes(root: Path = _ROOT) -> int:
         if soft != resource.RLIM_INFINITY:
             rooms.append(soft - _kilobytes(root / "proc/self/status", taken))
     return max(0, min(rooms))
+
+
+def return_freed_memory() -> None:
+    """Ask the C library's allocator to give freed pages back to the system, where it can."""
+    with contextlib.suppress(OSError, AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def drop_mapped_pages(path: Path, root: Path = _ROOT) -> None:
+    """Let go of the resident pages of a file that is mapped read-only; they come back when they are read."""
+    name = str(path.resolve())
+    with contextlib.suppress(OSError, AttributeError):  # a saving, not a need
+        madvise = ctypes.CDLL(None).madvise
+        for line in (root / "proc/self/maps").read_text().splitlines():
+            span, rights, _offset, _device, _inode, *names = line.split(maxsplit=5)
+            if names == [name] and "w" not in rights:
+                begin, end = (int(address, 16) for address in span.split("-"))
+                madvise(
+                    ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), ctypes.c_int(mmap.MADV_DONTNEED)
+                )
 
 
 def _cgroups(root: Path, controller: str) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from engines.memory import GIB
 from engines.options import WeightFormat
 
 GRAPH_FILE = "model.onnx"
-"""The graph; its weights are beside it in model.weights."""
+WEIGHTS_FILE = "model.weights"
 
 DRAFT_PREFIX = "draft-"
 """Begins the names of folders that are not, or no longer, a model."""

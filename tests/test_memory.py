@@ -1,16 +1,18 @@
 """What the process may use, read from made-up /proc and /sys trees, and the cache's share of it."""
 
+import mmap
 import os
 import resource
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engines.api import OutOfMemoryError
 from engines.cachesize import size_cache
 from engines.checkpoint import open_checkpoint
-from engines.memory import GIB, available_bytes, usable_processors
+from engines.memory import GIB, available_bytes, drop_mapped_pages, usable_processors
 from engines.options import EngineOptions
 from engines.spec import ModelSpec
 from tests import tiny
@@ -185,3 +187,24 @@ def test_a_setting_beyond_the_memory_left_is_refused_with_both_numbers(spec: Mod
 def test_no_room_for_a_block_is_refused_with_the_arithmetic(spec: ModelSpec) -> None:
     with pytest.raises(OutOfMemoryError, match=r"0\.00 GiB .* 32 tokens take 1048576 bytes"):
         size_cache(spec, EngineOptions(), 32, 1 << 20, 1 << 20)
+
+
+def test_the_pages_of_a_mapped_file_are_let_go_and_come_back(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    size = 32 << 20
+    path.write_bytes(b"w" * size)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+        assert mapped[::4096].count(b"w") == size // 4096
+        before = psutil.Process().memory_info().rss
+        drop_mapped_pages(path)
+        assert psutil.Process().memory_info().rss < before - size // 2
+        assert mapped[::4096].count(b"w") == size // 4096
+
+
+def test_a_file_mapped_for_writing_keeps_its_pages(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"w" * 8192)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
+        mapped[5000] = ord("x")
+        drop_mapped_pages(path)
+        assert mapped[5000] == ord("x")

@@ -598,3 +598,33 @@ def test_an_openvino_without_paged_attention_is_refused_by_its_version(
     monkeypatch.delattr(openvino.op, "_PagedAttentionExtension")
     with pytest.raises(EngineError, match=r"OpenVINO .* has no paged attention"):
         open_openvino(llama, replace(EXACT, cache_folder=tmp_path), lambda _phase, _done: None)
+
+
+def test_a_closed_engine_gives_its_weights_back(demo_path: Path, tmp_path: Path) -> None:
+    def open_and_close() -> int:
+        options = replace(DEFAULT, cache_folder=tmp_path)
+        engine = open_openvino(demo_path, options, lambda _phase, _done: None)
+        engine.create_context().close()
+        open_bytes = _resident_bytes()
+        engine.close()
+        return open_bytes
+
+    open_and_close()
+    before = _resident_bytes()
+    assert open_and_close() > before + (100 << 20)
+    assert _resident_bytes() < before + (32 << 20)
+
+
+def test_memory_stays_flat_over_steps_of_many_shapes(llama: Path, make_context: MakeContext) -> None:
+    context = make_context(llama, DEFAULT)
+
+    def run(sizes: range) -> None:
+        for size in sizes:
+            feeds = [Feed([5] * size, list(range(8)))] + [Feed([7], [8 + i]) for i in range(size % 5)]
+            context.step(steps.batch([(feed, len(feed.token_ids)) for feed in feeds], logits=False))
+
+    run(range(1, 130))
+    run(range(250, 240, -1))  # the largest buffers
+    before = _resident_bytes()
+    run(range(130, 240))
+    assert _resident_bytes() < before + (16 << 20)
