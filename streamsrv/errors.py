@@ -1,5 +1,6 @@
 """What the server can refuse or fail with. No grpc in here: `service` maps each class to a status."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engines.api import StreamsrvError
@@ -248,17 +249,49 @@ class CallFailedError(StreamsrvError):
         message: str,
         *,
         server_reason: str = "",
+        metadata: Mapping[str, str] | None = None,
         violations: tuple[FieldViolation, ...] = (),
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(f"{code}: {message}")
+        self.message = message
         self.code = code
         """The status code's name, such as "UNAVAILABLE"."""
         self.server_reason = server_reason
         """`google.rpc.ErrorInfo.reason`; empty where the server did not get to say it."""
+        self.metadata = dict(metadata or {})
+        """`google.rpc.ErrorInfo.metadata`, such as the `stream_id` that has a request id already."""
         self.violations = violations
         self.retry_after_s = retry_after_s
         """How long the server asks to wait before trying again, in seconds."""
+
+
+class StreamIncompleteError(CallFailedError):
+    """A client's view: a stream ended before its output was complete, and cannot be resumed.
+
+    It has the code, the reason and the rest of the status that ended it, and what was received until then.
+    """
+
+    reason = "STREAM_INCOMPLETE"
+
+    def __init__(
+        self, cause: CallFailedError, *, stream_id: str, position: int, text: str, token_ids: tuple[int, ...]
+    ) -> None:
+        super().__init__(
+            cause.code,
+            f"{cause.message} (stream {stream_id}, received up to position {position})",
+            server_reason=cause.server_reason,
+            metadata=cause.metadata,
+            violations=cause.violations,
+            retry_after_s=cause.retry_after_s,
+        )
+        self.stream_id = stream_id
+        self.position = position
+        """The first position that was not received."""
+        self.text = text
+        """The first output's text up to there."""
+        self.token_ids = token_ids
+        """The first output's tokens up to there: prompt and these, as ids, are the prompt to go on from."""
 
 
 class StreamCorruptError(StreamsrvError):

@@ -60,6 +60,7 @@ async def parse_generate(
         stop=stop,
         output=parse_output(message.output),
         stream=stream,
+        resume_token=message.resume_token,
         deadline_s=deadline_s,
     )
 

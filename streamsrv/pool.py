@@ -28,14 +28,13 @@ from streamsrv.errors import (
     TooManyWaitingError,
 )
 from streamsrv.observer import PoolObserver, PoolState, StepReport, Unobserved
-from streamsrv.request import GenerateRequest
+from streamsrv.request import RESUME_TOKEN_BYTES, GenerateRequest
 from streamsrv.sequence import Sequence, SequenceStatus
 from streamsrv.stream import Caller, LogMemory, Reader, Stream, StreamLog, StreamRegistry
 from streamsrv.tokenizer import Tokenizer
 from streamsrv.worker import Job, Worker, WorkerState
 
 _RETRY_AFTER_S = 1.0
-_RESUME_TOKEN_BYTES = 16
 
 
 class CancelOutcome(Enum):
@@ -266,9 +265,11 @@ class WorkerPool:
                 raise self._why_missing(stream_id)
         else:
             stream = self._registry.by_request_id(caller, request_id or "")
+        # A token that is given counts: a caller's own request of the same id is not the one that it means.
         if stream is None or not (
-            (stream.resume_token and hmac.compare_digest(stream.resume_token, resume_token))
-            or (caller.authenticated and caller == stream.caller)
+            hmac.compare_digest(stream.resume_token, resume_token)
+            if resume_token
+            else caller.authenticated and caller == stream.caller
         ):
             raise StreamNotFoundError(stream_id or request_id or "")
         if not stream.is_resumable:
@@ -440,6 +441,7 @@ class WorkerPool:
     def _make_stream(self, request: GenerateRequest, caller: Caller, arrived_s: float) -> Stream:
         stream_id = self._stream_id()
         window_s = min(request.stream.resume_window_s, self.limits.max_resume_window_s)
+        token = request.resume_token or secrets.token_bytes(RESUME_TOKEN_BYTES)
         return Stream(
             stream_id,
             request.request_id or stream_id,
@@ -448,7 +450,7 @@ class WorkerPool:
             output=request.output,
             num_prompt_tokens=len(request.prompt_token_ids),
             resume_window_s=window_s,
-            resume_token=secrets.token_bytes(_RESUME_TOKEN_BYTES) if window_s > 0 else b"",
+            resume_token=token if window_s > 0 else b"",
             arrived_s=arrived_s,
         )
 

@@ -7,6 +7,7 @@ from enum import Enum
 from streamsrv.errors import FieldViolation, InvalidRequestError
 
 MAX_REQUEST_ID_BYTES = 128
+RESUME_TOKEN_BYTES = 16
 MAX_CHUNK_INTERVAL_S = 10.0
 
 
@@ -183,6 +184,8 @@ class GenerateRequest:
     """The output goes on from a text, so that a space before its first word stays; a turn begins anew."""
     deadline_s: float | None = None
     """When the answer is of no use any more, on the server's monotonic clock in seconds."""
+    resume_token: bytes = field(default=b"", repr=False)
+    """The client's secret for resuming; empty: it chose none."""
 
     def __post_init__(self) -> None:
         size = len(self.request_id.encode())
@@ -195,4 +198,10 @@ class GenerateRequest:
             len(self.prompt_token_ids) > 0,
             "prompt",
             "must have at least one token; give some text, ids or messages",
+        )
+        _require(
+            len(self.resume_token) in (0, RESUME_TOKEN_BYTES),
+            "resume_token",
+            f"must have {RESUME_TOKEN_BYTES} bytes, got {len(self.resume_token)}; leave it out for one made "
+            "by the server",
         )

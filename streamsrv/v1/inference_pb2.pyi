@@ -154,6 +154,7 @@ class GenerateRequest(_message.Message):
     STOP_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
+    RESUME_TOKEN_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id is the client's own name for the request, at most 128 bytes, unique among those of its
     authenticated caller, or of all others, that run or can be resumed. Empty: the server makes one, and
@@ -161,6 +162,10 @@ class GenerateRequest(_message.Message):
     """
     model: _builtins.str
     """model is a name from ListModels. Empty: the server's first model."""
+    resume_token: _builtins.bytes
+    """resume_token is a secret of 16 random bytes that Resume shall ask for. Chosen by the client, it finds the
+    stream, by request_id, even where the call was cut before its first message. Empty: the server makes one.
+    """
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """prompt is what to continue. Required."""
@@ -191,10 +196,11 @@ class GenerateRequest(_message.Message):
         stop: Global___StopConditions | None = ...,
         output: Global___OutputOptions | None = ...,
         stream: Global___StreamOptions | None = ...,
+        resume_token: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "sampling", b"sampling", "stop", b"stop", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "resume_token", b"resume_token", "sampling", b"sampling", "stop", b"stop", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -585,7 +591,9 @@ class ResumeRequest(_message.Message):
     authenticated caller's is not found, whatever the token.
     """
     resume_token: _builtins.bytes
-    """resume_token is the secret from StreamStart. Empty: allowed for the same authenticated caller only."""
+    """resume_token is the secret from StreamStart, or the one that the request brought. Empty: allowed for the
+    same authenticated caller only.
+    """
     position: _builtins.int
     """position is the first position wanted: that of the last element received, plus what it took. Absent: 0."""
     @_builtins.property
@@ -692,7 +700,9 @@ class StreamStart(_message.Message):
     codec: Global___Codec.ValueType
     """codec is the encoding chosen for this call, from accepted_codecs. Never CODEC_UNSPECIFIED."""
     resume_token: _builtins.bytes
-    """resume_token is a secret of 16 bytes that Resume asks for. Empty: the stream cannot be resumed."""
+    """resume_token is a secret of 16 bytes that Resume asks for: the client's, or one made by the server.
+    Empty: the stream cannot be resumed.
+    """
     resume_window_ms: _builtins.int
     """resume_window_ms is how long the stream outlives a broken connection. 0: not at all."""
     oldest_position: _builtins.int

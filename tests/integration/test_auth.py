@@ -283,10 +283,10 @@ async def test_a_client_cannot_take_the_names_that_the_server_is_about_to_give()
     gate = Gate()
     async with running(ScriptedEngine(WORDS, before_step=gate)) as server:
         taken = [f"{server.pool.instance_id}-{number}" for number in (2, 3, 5)]
-        calls = [Call(server.client.stub.Generate(make_request("x", request_id=name))) for name in taken]
-        calls += [Call(server.client.stub.Generate(make_request("x"))) for _ in range(4)]
-        for call in calls:
-            await call.read()
+        calls = []
+        for name in (*taken, "", "", "", ""):
+            calls.append(Call(server.client.stub.Generate(make_request("x", request_id=name))))
+            await calls[-1].read()
         assert len({call.start.request_id for call in calls}) == len({c.stream_id for c in calls}) == 7
         gate.open_for_good()
         for call in calls:

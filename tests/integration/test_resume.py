@@ -289,3 +289,29 @@ async def test_a_slow_reader_gets_fewer_and_bigger_messages() -> None:
             num_messages += 1
         assert len(call.ids) == 2000
         assert num_messages < 1000
+
+
+async def test_a_token_of_the_clients_own_finds_a_stream_of_which_nothing_was_received() -> None:
+    async with running(ScriptedEngine(WORDS)) as server:
+        token = b"0123456789abcdef"
+        request = make_request("x", request_id="mine")
+        request.stream.resume_window_ms = WINDOW_MS
+        request.resume_token = token
+        call = server.client.stub.Generate(request)
+        await until(lambda: server.pool.num_streams == 1)
+        call.cancel()
+        await until(lambda: not server.pool.num_read)
+        found = pb.ResumeRequest(request_id="mine", resume_token=token)
+        again = await Call(server.client.stub.Resume(found)).rest()
+        assert again.text == WORDS
+        assert again.start.resume_token == token
+
+
+async def test_a_token_of_the_clients_own_must_have_its_length() -> None:
+    async with running(ScriptedEngine(WORDS)) as server:
+        for token in (b"short", b"0" * 17):
+            request = make_request("x")
+            request.resume_token = token
+            error = await refusal(Call(server.client.stub.Generate(request)))
+            assert error.code == "INVALID_ARGUMENT"
+            assert [v.field for v in error.violations] == ["resume_token"]
