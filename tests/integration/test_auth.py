@@ -15,7 +15,8 @@ from streamsrv.api_keys import key_line, new_key
 from streamsrv.client import call_failed, make_request
 from streamsrv.errors import CallFailedError
 from streamsrv.v1 import inference_pb2 as pb
-from tests.integration.test_resume import Call, refusal
+from tests.calls import Call
+from tests.integration.test_resume import refusal
 from tests.integration.test_service import WORDS, Gate
 from tests.servers import TestServer, running, until
 

@@ -18,8 +18,9 @@ from streamsrv.client import make_request
 from streamsrv.tls import KeyPair, channel_credentials
 from streamsrv.v1 import inference_pb2 as pb
 from streamsrv.v1.inference_pb2_grpc import InferenceServiceStub
+from tests.calls import Call
 from tests.certificates import Authority
-from tests.integration.test_resume import Call, refusal
+from tests.integration.test_resume import refusal
 from tests.integration.test_service import WORDS, Gate
 from tests.servers import TestServer, running
 
