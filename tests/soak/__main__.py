@@ -34,15 +34,8 @@ FLAGS = [
     "10",
 ]
 SCRIPTED = [
-    "--engine",
-    "scripted",
-    "--script-step-ms",
-    "1",
-    "--max-running",
-    "24",
-    "--max-waiting-per-caller",
-    "256",
-]
+    "--engine", "scripted", "--script-step-ms", "1", "--max-running", "24", "--max-waiting-per-caller", "256",
+]  # fmt: skip
 DEMO = ["--model", "demo", "--kv-cache-gib", "0.1", "--max-running", "24", "--max-waiting-per-caller", "256"]
 
 
