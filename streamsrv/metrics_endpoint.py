@@ -58,31 +58,30 @@ def _family(address: Address) -> socket.AddressFamily:
 class _Endpoint:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read one request, answer it and close the connection."""
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        self._connections[task] = writer
         try:
-            if len(self._tasks) > _MAX_CONNECTIONS:
-                return
-            async with asyncio.timeout(_TIMEOUT_S):
-                writer.write(self._response(await _read_head(reader)))
-                await writer.drain()
+            if len(self._connections) <= _MAX_CONNECTIONS:
+                async with asyncio.timeout(_TIMEOUT_S):
+                    writer.write(self._response(await _read_head(reader)))
+                    await writer.drain()
         except (TimeoutError, OSError, asyncio.IncompleteReadError):
             pass  # whoever it was has gone, or sends nothing
         finally:
-            self._tasks.discard(task)
+            del self._connections[task]
             writer.close()
 
     async def close(self) -> None:
         """Cut off whoever is still there."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = list(self._connections)
+        for writer in self._connections.values():
+            writer.transport.abort()  # its task ends by itself; asyncio would log one that is cancelled
+        await asyncio.gather(*tasks)
 
     def _response(self, head: str | None) -> bytes:
         line = (head or "").split("\r\n", 1)[0].split(" ")

@@ -39,6 +39,8 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 # The metadata that a caller's trace comes in, as W3C Trace Context names it.
 _TRACE_HEADERS = frozenset({"traceparent", "tracestate"})
+# When a deadline passes, the client hangs up; that comes about when the server's own clock says so, too.
+_DEADLINE_SLACK_S = 0.05
 # How long a status may wait behind messages that the client does not take.
 _ABORT_S = 2.0
 
@@ -286,7 +288,7 @@ def _what_ended(error: BaseException, context: Context) -> StreamsrvError | None
     if isinstance(error, Exception) and not isinstance(error, grpc.aio.BaseError):
         return StreamsrvError("a fault of the server")
     remaining_s = context.time_remaining()
-    late = remaining_s is not None and remaining_s <= 0
+    late = remaining_s is not None and remaining_s < _DEADLINE_SLACK_S
     return DeadlinePassedError(started=True) if late else None
 
 

@@ -23,6 +23,7 @@ class TestServer:
     pool: WorkerPool
     client: Client
     target: str
+    metrics_port: int | None = None
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -37,7 +38,8 @@ async def running(engine: Engine | None = None, **settings: Any) -> AsyncIterato
     settings = {"listen": "127.0.0.1:0", "drain_grace_s": 5.0, **settings}
     async with serving(Settings(**settings), engine or ScriptedEngine()) as server:
         target = f"127.0.0.1:{server.port}"
-        async with Client(target) as client:
-            yield TestServer(server.pool, client, target)
+        # A client that hides nothing: it neither resumes nor tries again.
+        async with Client(target, resume_window_s=0, max_retries=0) as client:
+            yield TestServer(server.pool, client, target, server.metrics_port)
             await server.pool.wait_idle()
             server.pool.check_integrity()
