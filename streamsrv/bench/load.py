@@ -79,6 +79,11 @@ class LoadRun:
     """In the order of their ends."""
 
 
+def load_client(target: str) -> Client:
+    """Make a client that hides nothing: it neither resumes a stream nor tries a request again."""
+    return Client(target, resume_window_s=0, max_retries=0)
+
+
 async def run_closed_loop(
     client: Client,
     make_request: Callable[[int], pb.GenerateRequest],

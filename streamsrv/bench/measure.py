@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from streamsrv.bench.cpu_time import CpuClock
-from streamsrv.bench.load import LoadPlan, RequestRecord, run_closed_loop
+from streamsrv.bench.load import LoadPlan, RequestRecord, load_client, run_closed_loop
 from streamsrv.bench.prompts import prompt_maker
 from streamsrv.bench.relay import ByteRelay
 from streamsrv.bench.report import LoadReport
@@ -93,10 +93,10 @@ async def measure(
 @asynccontextmanager
 async def _connection(address: Address, count_wire: bool) -> AsyncIterator[tuple[Client, ByteRelay | None]]:
     if not count_wire:
-        async with Client(str(address)) as client:
+        async with load_client(str(address)) as client:
             yield client, None
         return
-    async with ByteRelay(address.host, address.port) as relay, Client(relay.target) as client:
+    async with ByteRelay(address.host, address.port) as relay, load_client(relay.target) as client:
         yield client, relay
 
 

@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from engines.api import EngineError, StepBatch
 from engines.scripted import DEFAULT_SCRIPT, ScriptedEngine
-from streamsrv.client import Client, Generation
+from streamsrv.client import Client, Generation, make_request
 from streamsrv.errors import CallFailedError
 from streamsrv.server import SERVICE_NAME
 from streamsrv.v1 import inference_pb2 as pb
@@ -144,7 +144,7 @@ async def test_closing_the_call_frees_everything_and_disturbs_nobody() -> None:
         gate.let_through(3)
         async for _ in stream:
             break
-        stream.close()
+        await stream.close()
         gate.open_for_good()
         assert await neighbour.text() == DEFAULT_SCRIPT
         await server.pool.wait_idle()
@@ -205,8 +205,8 @@ async def test_a_waiting_request_that_is_cancelled_never_runs() -> None:
 async def test_an_unknown_stream_is_not_found() -> None:
     async with running() as server:
         assert await server.client.cancel(stream_id="nobody-1") == "NOT_FOUND"
-        with pytest.raises(CallFailedError, match="target"):
-            await server.client._call(server.client.stub.Cancel(pb.CancelRequest()))
+        with pytest.raises(grpc.aio.AioRpcError, match="target"):
+            await server.client.stub.Cancel(pb.CancelRequest())
 
 
 async def test_a_deadline_ends_a_running_stream() -> None:
@@ -261,11 +261,11 @@ async def test_too_many_waiting_requests_are_refused_with_a_hint() -> None:
         await until(lambda: not server.pool.num_waiting)
         second = server.client.generate("2")
         await second.start()
-        third = server.client.generate("3")
-        error = await refused(third)
+        error = await refused(server.client.generate("3"))
         assert (error.code, error.server_reason) == ("RESOURCE_EXHAUSTED", "TOO_MANY_WAITING")
         assert error.retry_after_s == 1.0
-        assert ("grpc-retry-pushback-ms", "1000") in tuple(await third._call.trailing_metadata())
+        third = server.client.stub.Generate(make_request("3"))
+        assert ("grpc-retry-pushback-ms", "1000") in tuple(await third.trailing_metadata())
         gate.open_for_good()
         assert await first.text() == await second.text() == WORDS
 
@@ -355,7 +355,7 @@ async def test_a_prompt_is_tokenized_as_generate_reads_it() -> None:
         for prompt in ("Größe 🙂", [5, 6, 7], [("system", "be brief"), ("user", "hello")]):
             stream = server.client.generate(prompt)
             start = await stream.start()
-            stream.close()
+            await stream.close()
             assert start.num_prompt_tokens == len(await server.client.tokenize(prompt))
 
 
@@ -371,7 +371,7 @@ async def test_models_and_server_are_described() -> None:
         assert info.limits.max_prompt_tokens == model.context_length - 1
         stream = server.client.generate("x")
         start = await stream.start()
-        stream.close()
+        await stream.close()
         assert (start.model, start.model_revision) == (model.name, model.revision)
         assert stream.stream_id.startswith(info.instance_id + "-")
 

@@ -9,13 +9,12 @@ from engines.memory import GIB
 from engines.registry import inspect_model
 from engines.spec import ModelSpec
 from streamsrv.bench.errors import BenchError
-from streamsrv.bench.load import LoadPlan, run_closed_loop
+from streamsrv.bench.load import LoadPlan, load_client, run_closed_loop
 from streamsrv.bench.measure import RequestShape
 from streamsrv.bench.prompts import prompt_maker
 from streamsrv.bench.suite.markdown import section
 from streamsrv.bench.suite.server_process import ServerProcess, model_path, server_process
 from streamsrv.bench.suite.startup import MIB
-from streamsrv.client import Client
 
 CACHE_GIB = 0.5
 LIMIT_BYTES = 1_500_000_000
@@ -43,7 +42,7 @@ async def memory_section(model: str, say: Callable[[str], None]) -> str:
     async with server_process("--model", model, "--kv-cache-gib", str(CACHE_GIB)) as server:
         readings = [_Reading.of("ready, cache empty", server)]
         say(f"filling a cache of {CACHE_GIB} GiB with {num_streams} streams")
-        async with Client(str(server.address)) as client:
+        async with load_client(str(server.address)) as client:
             maker = await prompt_maker(client, _SHAPE.num_prompt_tokens, secrets.randbits(32))
             plan = LoadPlan(num_streams, num_requests=num_streams)
             run = await run_closed_loop(client, lambda index: _SHAPE.request(maker.make(index)), plan)

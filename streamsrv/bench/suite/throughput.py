@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from streamsrv.bench.cpu_time import CpuClock
-from streamsrv.bench.load import LoadPlan, run_closed_loop
+from streamsrv.bench.load import LoadPlan, load_client, run_closed_loop
 from streamsrv.bench.measure import RequestShape
 from streamsrv.bench.prompts import PromptMaker, prompt_maker
 from streamsrv.bench.report import LoadReport
@@ -42,7 +42,7 @@ async def throughput_section(
     async with (
         server_process("--model", model) as server,
         direct_process(model) as direct,
-        Client(str(server.address)) as client,
+        load_client(str(server.address)) as client,
     ):
         maker = await prompt_maker(client, _SHAPE.num_prompt_tokens, secrets.randbits(32))
         index = 0

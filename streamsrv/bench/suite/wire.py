@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from engines.api import Engine
 from engines.registry import inspect_model
 from engines.spec import ModelInfo
+from streamsrv.bench.load import load_client
 from streamsrv.bench.relay import ByteRelay
 from streamsrv.bench.suite.markdown import section
 from streamsrv.bench.suite.replay import ReplayEngine
@@ -89,7 +90,7 @@ async def measure_wire(
     async with (
         serving(settings, engine) as server,
         ByteRelay("127.0.0.1", server.port) as relay,
-        Client(relay.target) as client,
+        load_client(relay.target) as client,
     ):
         await client.server_info()  # connecting is done once, and not counted
         before = relay.count

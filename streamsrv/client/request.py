@@ -1,0 +1,95 @@
+"""Requests from Python values."""
+
+import secrets
+from collections.abc import Sequence as Seq
+from typing import TypeAlias
+
+from streamsrv.request import RESUME_TOKEN_BYTES
+from streamsrv.v1 import inference_pb2 as pb
+
+ChatMessages: TypeAlias = Seq[tuple[str, str]]
+"""(role, content) pairs; roles are system, user, assistant and tool."""
+PromptLike: TypeAlias = str | Seq[int] | ChatMessages | pb.Prompt
+
+
+def make_prompt(prompt: PromptLike) -> pb.Prompt:
+    """Make a Prompt from a text, token ids, or (role, content) pairs."""
+    if isinstance(prompt, pb.Prompt):
+        return prompt
+    if isinstance(prompt, str):
+        return pb.Prompt(text=prompt)
+    messages, ids = [], []
+    for part in prompt:
+        if isinstance(part, tuple):
+            role, content = part
+            messages.append(pb.ChatMessage(role=pb.Role.Value(f"ROLE_{role.upper()}"), content=content))
+        else:
+            ids.append(part)
+    if messages:
+        return pb.Prompt(chat=pb.Chat(messages=messages))
+    return pb.Prompt(token_ids=pb.TokenIds(ids=ids))
+
+
+def make_request(
+    prompt: PromptLike,
+    *,
+    model: str = "",
+    request_id: str = "",
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int | None = None,
+    max_tokens: int | None = None,
+    min_tokens: int | None = None,
+    stop: Seq[str] = (),
+    stop_token_ids: Seq[int] = (),
+    ignore_eos: bool | None = None,
+    include_stop: bool | None = None,
+    zstd: bool = True,
+    max_tokens_per_chunk: int | None = None,
+    min_chunk_interval_ms: int | None = None,
+) -> pb.GenerateRequest:
+    """Make a GenerateRequest; what is left out takes the contract's default, but that zstd is accepted."""
+    return pb.GenerateRequest(
+        request_id=request_id,
+        model=model,
+        prompt=make_prompt(prompt),
+        sampling=pb.SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed),
+        stop=pb.StopConditions(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            ignore_eos=ignore_eos,
+            include_stop=include_stop,
+        ),
+        stream=pb.StreamOptions(
+            accepted_codecs=[pb.CODEC_ZSTD] if zstd else [],
+            max_tokens_per_chunk=max_tokens_per_chunk,
+            min_chunk_interval_ms=min_chunk_interval_ms,
+        ),
+    )
+
+
+def make_resumable(request: pb.GenerateRequest, resume_window_s: float) -> pb.GenerateRequest:
+    """Copy a request, with what a client needs to find its stream again.
+
+    That is a request id, and, where a window is asked for, a secret of the client's own. What the request
+    says of these itself stays.
+    """
+    request, given = pb.GenerateRequest(), request
+    request.CopyFrom(given)
+    request.request_id = request.request_id or secrets.token_urlsafe(16)
+    if not request.stream.HasField("resume_window_ms") and resume_window_s > 0:
+        request.stream.resume_window_ms = round(resume_window_s * 1000)
+    if request.stream.resume_window_ms and not request.resume_token:
+        request.resume_token = secrets.token_bytes(RESUME_TOKEN_BYTES)
+    return request
+
+
+def make_cancel(stream_id: str | None, request_id: str | None) -> pb.CancelRequest:
+    """Make a CancelRequest that names a stream by either of its names."""
+    if stream_id is not None:
+        return pb.CancelRequest(stream_id=stream_id)
+    return pb.CancelRequest(request_id=request_id or "")
