@@ -1,3 +1,4 @@
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from engines.options import WeightFormat
 from streamsrv.config import Address, Settings, load_settings
 from streamsrv.errors import SettingsError
+from streamsrv.request import RequestLimits
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +50,16 @@ def test_the_file_can_be_named_by_a_variable(tmp_path: Path, monkeypatch: pytest
         ({"listen": "localhost"}, "HOST:PORT"),
         ({"listen": "127.0.0.1:99999"}, "HOST:PORT"),
         ({"listen": "0.0.0.0:1"}, "--allow-plaintext"),
+        (
+            {"listen": "0.0.0.0:1", "api_keys": "keys"},
+            "without TLS prompts, outputs and API keys can be read",
+        ),
+        ({"tls_cert": "a.crt"}, "--tls-cert is given without --tls-key"),
+        ({"tls_key": "a.key"}, "--tls-key is given without --tls-cert"),
+        ({"tls_client_ca": "ca.pem"}, "--tls-client-ca is given without --tls-cert"),
+        ({"tls_client_ca": "ca.pem", "listen": "0.0.0.0:1"}, "--tls-client-ca is given without --tls-cert"),
+        ({"max_streams_per_connection": "319"}, "at least the 320 requests that may run and wait"),
+        ({"max_stop_bytes": "0"}, "--max-stop-bytes"),
         ({"log_level": "loud"}, "'debug', 'info', 'warning' or 'error'"),
     ],
 )
@@ -56,6 +68,33 @@ def test_a_wrong_value_is_one_sentence_that_names_it(flags: dict[str, str], said
         load_settings(flags)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"listen": "0.0.0.0:1", "tls_cert": "a.crt", "tls_key": "a.key"},
+        {"listen": "0.0.0.0:1", "tls_cert": "a.crt", "tls_key": "a.key", "api_keys": "keys"},
+        {"listen": "0.0.0.0:1", "api_keys": "keys", "allow_plaintext": "yes"},
+        {"listen": "127.0.0.1:1", "api_keys": "keys"},
+    ],
+)
+def test_what_is_encrypted_or_stays_on_the_machine_or_was_allowed_may_be_listened_on(
+    flags: dict[str, str],
+) -> None:
+    load_settings(flags)
+
+
+def test_a_connection_may_have_more_streams_than_are_admitted_so_that_refusals_arrive() -> None:
+    assert load_settings({}).streams_per_connection == 640
+    assert load_settings({"workers": "2", "max_waiting": "0"}).streams_per_connection == 256
+    assert load_settings({"max_streams_per_connection": "320"}).streams_per_connection == 320
+
+
+def test_the_bounds_on_a_request_default_to_those_that_a_parsed_request_has_by_itself() -> None:
+    settings, limits = load_settings({}), RequestLimits()
+    for field in fields(RequestLimits):
+        assert getattr(settings, field.name) == getattr(limits, field.name)
 
 
 def test_all_wrong_values_are_said_at_once() -> None:

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from streamsrv.errors import InvalidRequestError
-from streamsrv.request import GenerateRequest, SamplingParams, StopConditions, StreamOptions
+from streamsrv.request import GenerateRequest, RequestLimits, SamplingParams, StopConditions, StreamOptions
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,20 @@ def test_a_stop_condition_out_of_range_is_refused_by_name(conditions: dict[str, 
     with pytest.raises(InvalidRequestError) as caught:
         StopConditions(**conditions)  # type: ignore[arg-type]
     assert [v.field for v in caught.value.violations] == [field]
+
+
+def test_the_bounds_on_stops_are_those_of_the_server() -> None:
+    limits = RequestLimits(max_stop_strings=1, max_stop_bytes=2, max_stop_token_ids=0)
+    StopConditions(stop=("ab",), limits=limits)
+    for conditions, said in (
+        ({"stop": ("a", "b")}, "at most 1 texts are allowed, got 2"),
+        ({"stop": ("abc",)}, "must have 1 to 2 bytes, got 3"),
+        ({"stop_token_ids": frozenset([1])}, "at most 0 ids are allowed, got 1"),
+    ):
+        with pytest.raises(InvalidRequestError, match=said):
+            StopConditions(**conditions, limits=limits)
+    wide = RequestLimits(max_stop_strings=99, max_stop_bytes=999, max_stop_token_ids=999)
+    StopConditions(stop=("a" * 999,) * 99, stop_token_ids=frozenset(range(999)), limits=wide)
 
 
 @pytest.mark.parametrize(
