@@ -36,6 +36,8 @@ FLAGS = [
 SCRIPTED = [
     "--engine", "scripted", "--script-step-ms", "1", "--max-running", "24", "--max-waiting-per-caller", "256",
 ]  # fmt: skip
+# Long enough for a reader to stall in, however much its transport takes.
+SCRIPT = " ".join([DEFAULT_SCRIPT] * 4)
 DEMO = ["--model", "demo", "--kv-cache-gib", "0.1", "--max-running", "24", "--max-waiting-per-caller", "256"]
 
 
@@ -59,7 +61,7 @@ async def soak(
         names = list(BEHAVIOURS)
 
         async def client() -> None:
-            for number in turn:
+            for _ in turn:
                 behaviour = rng.choices(names, list(BEHAVIOURS.values()))[0]
                 try:
                     outcome = await asyncio.wait_for(behaviour(shared), LIMIT_S)
@@ -75,8 +77,9 @@ async def soak(
                     breaches.append(f"{behaviour.__name__}: {error}")
                 outcomes[behaviour.__name__, outcome] += 1
                 bars.advance(bar)
-                if (number + 1) % (num_requests // 10) == 0:
-                    tenths.append((number + 1, server.resident_mib, await server.metrics()))
+                num_done = outcomes.total()
+                if num_done % (num_requests // 10) == 0:
+                    tenths.append((num_done, server.resident_mib, await server.metrics()))
 
         with Progress(console=Console(stderr=True), transient=True) as bars:
             bar = bars.add_task(name, total=num_requests)
@@ -116,7 +119,7 @@ def report(
         "\n| requests | resident MiB | running | waiting | streams | blocks used | log bytes | preemptions |"
     )
     print("|--:|--:|--:|--:|--:|--:|--:|--:|")
-    for number, mib, gauges in sorted(tenths, key=lambda tenth: tenth[0]):
+    for number, mib, gauges in tenths:
         values = [gauges[f"streamsrv_{gauge}"] for gauge in (
             "requests_running", "requests_waiting", "streams", "cache_blocks_used", "log_bytes",
             "preemptions_total",
@@ -135,7 +138,7 @@ def main() -> None:
     arguments = parser.parse_args()
     fine = True
     for name, flags, script, count in (
-        ("scripted engine", SCRIPTED, DEFAULT_SCRIPT, arguments.requests),
+        ("scripted engine", [*SCRIPTED, "--script-text", SCRIPT], SCRIPT, arguments.requests),
         ("demo model", DEMO, None, arguments.demo_requests),
     ):
         if count:

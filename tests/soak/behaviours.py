@@ -150,12 +150,13 @@ async def resume(soak: Soak) -> str:
             calls.append(Call(soak.stub.Resume(again)))
             continue
         break
-    last = calls[-1]
-    if last.usage is None:
+    # The end itself may have come before the call was lost.
+    usage = next((call.usage for call in calls if call.usage is not None), None)
+    if usage is None:
         raise BreachError("a resumed call ended with OK and without a StreamEnd")
     received = sum(call.num_tokens for call in calls)
-    if received != last.usage.num_completion_tokens:
-        raise BreachError(f"{received} tokens over all calls, usage says {last.usage.num_completion_tokens}")
+    if received != usage.num_completion_tokens:
+        raise BreachError(f"{received} tokens over all calls, usage says {usage.num_completion_tokens}")
     text = "".join(call.text for call in calls)
     if soak.script is not None and not soak.script.startswith(text):
         raise BreachError(f"a wrong text over all calls: {text[:80]!r}")
