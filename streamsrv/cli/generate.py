@@ -8,7 +8,14 @@ from typing import Any
 
 import uvloop
 
-from streamsrv.cli.server_flags import add_server_flag, check_server
+from streamsrv.cli.server_flags import (
+    add_api_key_flag,
+    add_server_flag,
+    add_tls_flags,
+    api_key_of,
+    check_server,
+    credentials_of,
+)
 from streamsrv.errors import SettingsError
 
 
@@ -41,6 +48,8 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
     add("--min-chunk-interval-ms", type=int, metavar="N", help="least time between messages")
     add("--timeout", type=float, metavar="S", help="give up after so many seconds")
     add("--json", action="store_true", help="print one JSON object per chunk")
+    add_tls_flags(generate)
+    add_api_key_flag(generate)
     generate.set_defaults(command=_generate)
 
 
@@ -78,8 +87,9 @@ async def _stream(arguments: argparse.Namespace) -> None:
         )
     except ValueError as error:  # a negative count, or one of more than 32 bits
         raise SettingsError(f"a flag's value is out of range: {error}") from None
+    credentials, api_key = credentials_of(arguments), api_key_of(arguments)
     began_s = time.monotonic()
-    async with Client(arguments.server) as client:
+    async with Client(arguments.server, credentials=credentials, api_key=api_key) as client:
         async with client.send(request, timeout_s=arguments.timeout) as stream:
             async for chunk in stream:
                 if arguments.json:

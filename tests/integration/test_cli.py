@@ -13,17 +13,18 @@ from pathlib import Path
 import pytest
 
 from engines.scripted import DEFAULT_SCRIPT
+from tests.certificates import Authority
 
 TIMEOUT_S = 60
 
 
-def streamsrv(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def streamsrv(*arguments: str, **variables: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "streamsrv", *arguments],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
-        env={**os.environ, **variables},
+        env={**os.environ, **{name: str(value) for name, value in variables.items()}},
         check=False,
     )
 
@@ -65,6 +66,35 @@ def test_generate_json_prints_one_object_per_chunk() -> None:
         assert chunks[-1]["finish_reason"] == "LENGTH"
         assert chunks[-1]["usage"]["num_completion_tokens"] == 5
         assert len({chunk["stream_id"] for chunk in chunks}) == 1
+
+
+def test_a_server_with_tls_client_certificates_and_keys_is_called_with_flags(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    own, mine = authority.sign("server"), authority.sign("alice", [])
+    made = streamsrv("keys", "new", "alice")
+    assert made.returncode == 0
+    keys, key = tmp_path / "keys", made.stderr.split()[-1]
+    keys.write_text(made.stdout)
+    assert key not in made.stdout
+    secured = ["--tls-cert", str(own.cert), "--tls-key", str(own.key), "--tls-client-ca", str(authority.path)]
+    with server(*secured, "--api-keys", str(keys)) as (_, address):
+        call = ["--server", address, "--tls-cert", str(mine.cert), "--tls-key", str(mine.key)]
+        trusting = [*call, "--tls-ca", str(authority.path)]
+        done = streamsrv("generate", "x", *trusting, STREAMSRV_API_KEY=key)
+        assert (done.returncode, done.stdout) == (0, DEFAULT_SCRIPT + "\n")
+        (tmp_path / "key").write_text(key + "\n")
+        done = streamsrv("generate", "x", *trusting, "--api-key-file", str(tmp_path / "key"))
+        assert (done.returncode, done.stdout) == (0, DEFAULT_SCRIPT + "\n")
+        done = streamsrv("generate", "x", *call, "--tls", STREAMSRV_API_KEY=key, SSL_CERT_FILE=authority.path)
+        assert (done.returncode, done.stdout) == (0, DEFAULT_SCRIPT + "\n")
+        done = streamsrv("generate", "x", *trusting)
+        assert done.returncode == 1
+        assert "UNAUTHENTICATED: the call has no API key" in last_line(done)
+        done = streamsrv("generate", "x", *call, "--tls", STREAMSRV_API_KEY=key)
+        assert done.returncode == 1
+        assert "UNAVAILABLE" in last_line(done)
+        done = streamsrv("health", *trusting)
+        assert (done.returncode, done.stdout) == (0, "SERVING\n")
 
 
 def test_health_says_serving() -> None:
@@ -141,7 +171,14 @@ def test_a_server_that_is_not_there_is_a_sentence() -> None:
         (["serve", "--max-running", "-3"], "--max-running"),
         (["serve", "--config", "/nowhere.toml"], "/nowhere.toml"),
         (["serve", "--listen", "0.0.0.0:0"], "--allow-plaintext"),
+        (["serve", "--model", "/slow.gguf", "--tls-cert", "/nope.crt", "--tls-key", "/k"], "/nope.crt"),
+        (["serve", "--model", "/slow.gguf", "--api-keys", "/nowhere/keys"], "/nowhere/keys"),
         (["models", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
+        (["keys", "new", "two words"], "'two words' is no name for a key"),
+        (["generate", "--tls-ca", "/nowhere/ca.pem", "x"], "cannot read /nowhere/ca.pem"),
+        (["generate", "--tls-cert", "/a.crt", "x"], "--tls-cert is given without --tls-key"),
+        (["generate", "--api-key-file", "/dev/null", "x"], "/dev/null is empty; it must hold the API key"),
+        (["health", "--tls-key", "/a.key"], "--tls-key is given without --tls-cert"),
         (["generate", "--server", "nonsense", "x"], "HOST:PORT"),
         (["generate", "--max-tokens", "-1", "x"], "out of range"),
         (["generate", "--seed", "99999999999999999999999", "x"], "out of range"),
@@ -169,7 +206,7 @@ def test_a_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
 def test_help_names_every_command_and_setting() -> None:
     done = streamsrv("--help")
     assert done.returncode == 0
-    for command in ("serve", "generate", "models", "health", "cache"):
+    for command in ("serve", "generate", "models", "health", "cache", "keys"):
         assert command in done.stdout
     done = streamsrv("serve", "--help")
     for flag in ("--model", "--engine", "--listen", "--kv-cache-gib", "--no-allow-plaintext"):
