@@ -330,7 +330,7 @@ class WorkerPool:
     async def drain(self, grace_s: float) -> bool:
         """Take no more requests and wait for the streams that live; False if some were left and ended.
 
-        Those left after `grace_s` seconds end with StoppedError.
+        Those left after `grace_s` seconds, or when this is cancelled, end with StoppedError.
         """
         self._draining = True
         finished = True
@@ -339,8 +339,9 @@ class WorkerPool:
                 await self.wait_idle()
         except TimeoutError:
             finished = False
-        for job, worker in list(self._jobs.values()):
-            worker.abort(job, StoppedError())
+        finally:
+            for job, worker in list(self._jobs.values()):
+                worker.abort(job, StoppedError())
         return finished
 
     def check_integrity(self) -> None:

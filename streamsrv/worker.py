@@ -208,12 +208,17 @@ class Worker:
         self._wake.set()
 
     def abort(self, job: Job, error: StreamsrvError | None = None) -> None:
-        """End a job within a step: with FinishReason.CANCELLED, or with an error. Nothing if it has ended."""
+        """End a job within a step: with FinishReason.CANCELLED, or with an error. Nothing if it has ended.
+
+        Of an error its reader knows at once, even if the step in flight never ends.
+        """
         if job.done.is_set():
             return
         if job.sequence.status is SequenceStatus.WAITING:
             self._end(job, error or _cancelled(job))
         else:
+            if error is not None:
+                self._tell(job, error)
             self._to_abort.append((job, error))
             self._wake.set()
 
@@ -304,6 +309,8 @@ class Worker:
         scheduler.update(step, [s.token_id for s in taken.sampled])
         report = self._report(step, taken)
         for s in taken.sampled:
+            if s.job.stream.log.ended:
+                continue  # its reader was told of its end while the step was in flight
             token = Token(0, s.token_id, s.text)
             if s.finish is None:
                 s.job.stream.log.append(token)
@@ -361,10 +368,17 @@ class Worker:
             self._end(job, DeadlinePassedError(started=started))
 
     def _end(self, job: Job, how: Finish | StreamsrvError, last: Token | None = None) -> None:
-        """The one place where a job ends: blocks first, then the reader is told."""
+        """The one place where a job ends: blocks first, then the reader is told, if it has not been."""
         if self._scheduler is not None:
             self._scheduler.finish(job.sequence)
         del self._jobs[job.sequence.sequence_id]
+        self._tell(job, how, last)
+        job.done.set()
+        self._on_end(job)
+
+    def _tell(self, job: Job, how: Finish | StreamsrvError, last: Token | None = None) -> None:
+        if job.stream.log.ended:
+            return
         progress = job.stream.progress
         progress.ended_s, progress.outcome = self._clock(), how
         progress.num_output_tokens = job.sequence.num_output_tokens
@@ -373,8 +387,6 @@ class Worker:
             job.stream.log.append(*tokens, OutputEnd(0, how), job.usage)
         else:
             job.stream.log.fail(how)
-        job.done.set()
-        self._on_end(job)
 
     def _end_all(self, error: StreamsrvError) -> None:
         for job in list(self._jobs.values()):
