@@ -158,6 +158,21 @@ async def test_who_a_certificate_names_resumes_and_cancels_its_own_streams_alone
         assert answer.result == pb.CANCEL_RESULT_ALREADY_FINISHED
 
 
+async def test_who_has_a_certificate_without_names_needs_the_token(authority: Authority) -> None:
+    nameless = authority.sign(None, [], files="nameless")
+    async with (
+        running(ScriptedEngine(WORDS), **tls(authority.sign("server"), authority)) as server,
+        connected(server, authority, nameless) as stub,
+    ):
+        request = make_request("x")
+        request.stream.resume_window_ms = 20_000
+        call = await Call(stub.Generate(request)).rest()
+        target = pb.ResumeRequest(stream_id=call.stream_id)
+        assert (await refusal(Call(stub.Resume(target)))).server_reason == "STREAM_NOT_FOUND"
+        target.resume_token = call.start.resume_token
+        assert (await Call(stub.Resume(target)).rest()).text == WORDS
+
+
 async def test_a_changed_certificate_is_shown_to_new_connections_and_open_ones_go_on(
     authority: Authority,
 ) -> None:
