@@ -102,7 +102,8 @@ class OpenVinoEngine:
         self._cached_bytes = 0
         self._lock = threading.Lock()  # contexts are made on threads of their own
         try:
-            model = read_graph(core, prepared.folder / GRAPH_FILE)
+            activations = getattr(Type, settings["INFERENCE_PRECISION_HINT"])
+            model = read_graph(core, prepared.folder / GRAPH_FILE, activations)
             self._compiled: ov.CompiledModel | None = core.compile_model(model, "CPU", settings)
         except RuntimeError as error:
             raise EngineError(f"OpenVINO could not compile {prepared.model.name}: {error}") from error
@@ -170,9 +171,9 @@ class _Pools:
     """The compiled model's inputs for keys and values, and what a block of them takes."""
 
     def __init__(self, compiled: ov.CompiledModel) -> None:
-        # Types and shapes alone: a port would keep the compiled model, weights and all.
+        # A port, and the type that it gives out, would keep the compiled model alive, weights and all.
         ports = [port for port in compiled.inputs if "_cache." in port.any_name]
-        self._types = {port.any_name: port.element_type for port in ports}
+        self._types = {port.any_name: _own(port.element_type) for port in ports}
         # [blocks, kv_heads, block_size, head_dim], and for u8 what its scales take: the plugin decides all
         # but the number of blocks.
         self._shapes = {
@@ -219,7 +220,7 @@ class OpenVinoContext:
                 f"{_cache_bytes(cache) / GIB:.2f} GiB, could not be allocated: {error}"
             ) from error
         self._inputs = {
-            port.any_name: _Input(self._request, index, port.element_type)
+            port.any_name: _Input(self._request, index, _own(port.element_type))
             for index, port in enumerate(compiled.inputs)
             if port.any_name not in pools.names
         }
@@ -381,6 +382,12 @@ def _has_matrix_units() -> bool:
         return " amx_bf16" in Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
+
+
+def _own(kind: Type) -> Type:
+    """Return OpenVINO's own object for a type, in place of a port's."""
+    own: Type = getattr(Type, kind.get_type_name())
+    return own
 
 
 def _cache_bytes(cache: CacheSpec) -> int:

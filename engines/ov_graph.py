@@ -1,5 +1,6 @@
 """Our ONNX graph as OpenVINO's: compressed products and paged attention. Imported by `engines.ov` alone."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,21 @@ from openvino.frontend.onnx import ConversionExtension
 from engines.api import EngineError
 
 
-def read_graph(core: ov.Core, path: Path) -> ov.Model:
+def read_graph(core: ov.Core, path: Path, activations: Type) -> ov.Model:
     """Read a paged graph and turn the nodes of our own domain into OpenVINO's.
+
+    Args:
+        core: where to read it.
+        path: the graph's file.
+        activations: what the model will be computed in.
 
     Raises:
         RuntimeError: OpenVINO cannot read it.
         EngineError: this version has no paged attention that we know.
 
     """
-    core.add_extension(ConversionExtension("Linear", "streamsrv", _convert_linear))
+    linear = partial(_convert_linear, activations=activations)
+    core.add_extension(ConversionExtension("Linear", "streamsrv", linear))
     core.add_extension(ConversionExtension("PagedAttention", "streamsrv", _convert_attention))
     model = core.read_model(path)
     for parameter in model.get_parameters():
@@ -31,14 +38,18 @@ def read_graph(core: ov.Core, path: Path) -> ov.Model:
     return model
 
 
-def _convert_linear(node: Any) -> list[ov.Output]:
+def _convert_linear(node: Any, activations: Type) -> list[ov.Output]:
     """Multiply by stored weights; in this form the plugin keeps int8 weights compressed."""
-    weights = node.get_input(1)
+    value, weights = node.get_input(0), node.get_input(1)
+    if weights.get_element_type() == activations == Type.bf16:
+        # Converted to float32 here, the weights would stay in memory in that size too.
+        product = ops.matmul(ops.convert(value, Type.bf16), weights, False, True)
+        return list(ops.convert(product, Type.f32).outputs())
     if weights.get_element_type() != Type.f32:
         weights = ops.convert(weights, Type.f32).output(0)
     if node.get_input_size() == 3:
         weights = ops.multiply(weights, node.get_input(2)).output(0)
-    return list(ops.matmul(node.get_input(0), weights, False, True).outputs())
+    return list(ops.matmul(value, weights, False, True).outputs())
 
 
 def _convert_attention(node: Any) -> list[ov.Output]:

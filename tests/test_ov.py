@@ -14,7 +14,7 @@ from engines.api import EngineError, EngineNotInstalledError, ExecutionContext, 
 from engines.checkpoint import open_checkpoint
 from engines.memory import usable_processors
 from engines.options import CacheType, EngineOptions, Precision, WeightFormat
-from engines.ov import OpenVinoContext, OpenVinoEngine, open_openvino
+from engines.ov import OpenVinoContext, OpenVinoEngine, _settings, open_openvino
 from tests import steps, tiny
 from tests.conftest import TinyPaths
 from tests.golden.logits import GOLDEN_IDS, GOLDEN_LOGITS
@@ -601,18 +601,20 @@ def test_an_openvino_without_paged_attention_is_refused_by_its_version(
 
 
 def test_a_closed_engine_gives_its_weights_back(demo_path: Path, tmp_path: Path) -> None:
-    def open_and_close() -> int:
+    def open_and_close() -> tuple[int, int]:
+        """Resident bytes while it is open, and after it is closed but still known."""
         options = replace(DEFAULT, cache_folder=tmp_path)
         engine = open_openvino(demo_path, options, lambda _phase, _done: None)
-        engine.create_context().close()
-        open_bytes = _resident_bytes()
+        context = engine.create_context()
+        steps.logits_of(context, IDS)
+        context.close()
+        in_use = _resident_bytes()
         engine.close()
-        return open_bytes
+        return in_use, _resident_bytes()
 
     open_and_close()
-    before = _resident_bytes()
-    assert open_and_close() > before + (100 << 20)
-    assert _resident_bytes() < before + (32 << 20)
+    in_use, closed = open_and_close()
+    assert closed < in_use - (100 << 20)
 
 
 def test_memory_stays_flat_over_steps_of_many_shapes(llama: Path, make_context: MakeContext) -> None:
@@ -628,3 +630,56 @@ def test_memory_stays_flat_over_steps_of_many_shapes(llama: Path, make_context: 
     before = _resident_bytes()
     run(range(130, 240))
     assert _resident_bytes() < before + (16 << 20)
+
+
+class _Processor:
+    """What `_settings` asks OpenVINO about a processor."""
+
+    def __init__(self, *capabilities: str) -> None:
+        self._capabilities = ["FP32", "INT8", *capabilities]
+
+    def get_property(self, _device: str, name: str) -> list[str]:
+        assert name == "OPTIMIZATION_CAPABILITIES"
+        return self._capabilities
+
+
+@pytest.mark.parametrize(
+    ("has_bf16", "has_matrix_units", "weights", "precision", "cache_type"),
+    [
+        (False, False, WeightFormat.INT8, "f32", "f16"),
+        (False, False, WeightFormat.BF16, "f32", "f16"),
+        (True, False, WeightFormat.INT8, "f32", "f16"),
+        (True, False, WeightFormat.FLOAT32, "bf16", "bf16"),
+        (True, True, WeightFormat.INT8, "bf16", "bf16"),
+    ],
+)
+def test_the_processor_and_the_weights_decide_the_precision(
+    has_bf16: bool,
+    has_matrix_units: bool,
+    weights: WeightFormat,
+    precision: str,
+    cache_type: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engines.ov._has_matrix_units", lambda: has_matrix_units)
+    processor = _Processor(*(["BF16"] if has_bf16 else []))
+    settings = _settings(processor, EngineOptions(weights))
+    assert settings["INFERENCE_PRECISION_HINT"] == precision
+    assert settings["KV_CACHE_PRECISION"] == cache_type
+    assert settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == 32
+
+
+def test_float32_asked_for_is_float32_throughout() -> None:
+    settings = _settings(_Processor("BF16"), EngineOptions(WeightFormat.FLOAT32, Precision.F32))
+    assert settings["INFERENCE_PRECISION_HINT"] == settings["KV_CACHE_PRECISION"] == "f32"
+    assert settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == 0
+
+
+@pytest.mark.parametrize(
+    ("cache_type", "precision"),
+    [(CacheType.BF16, "bf16"), (CacheType.F16, "f32"), (CacheType.F32, "f32")],
+)
+def test_a_chosen_cache_type_decides_the_precision_left_open(cache_type: CacheType, precision: str) -> None:
+    settings = _settings(_Processor("BF16"), EngineOptions(cache_type=cache_type))
+    assert settings["INFERENCE_PRECISION_HINT"] == precision
+    assert settings["KV_CACHE_PRECISION"] == cache_type.value
