@@ -1,7 +1,6 @@
 """OpenTelemetry spans of calls. The only file that knows OpenTelemetry, which is an extra."""
 
 import asyncio
-import contextlib
 import os
 import threading
 import time
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 AttributeValue: TypeAlias = str | bool | int | float | list[str]
 
 # A collector that does not answer must not hold up the server's end for longer.
-_SHUTDOWN_S = 2.0
+_SHUTDOWN_S = 1.0
 _EXPORT_TIMEOUT_S = 5.0
 _MAX_INT64 = 2**63 - 1
 # Statuses that are a server's fault. Source: OpenTelemetry's semantic conventions for gRPC, server spans.
@@ -66,8 +65,9 @@ async def tracing(endpoint: str, *, instance_id: str, version: str) -> AsyncIter
     try:
         yield CallTracer(provider.get_tracer("streamsrv", version))
     finally:
-        if not await _finished_within(_SHUTDOWN_S, provider.shutdown):
-            exporter.shutdown()  # what is still waiting to be sent is given up
+        # Each may block for long where the collector does not answer.
+        if not await _ended_within(_SHUTDOWN_S, _start(provider.shutdown)):
+            _start(exporter.shutdown)  # what is still waiting to be sent is given up
 
 
 def make_provider(instance_id: str, version: str) -> "TracerProvider":
@@ -199,18 +199,13 @@ def _status_name(call: Call) -> str:
     return grpc.StatusCode.CANCELLED.name if call.reason == DISCONNECTED else grpc.StatusCode.OK.name
 
 
-async def _finished_within(limit_s: float, work: Callable[[], object]) -> bool:
-    """Run blocking work on a thread that the process does not wait for; False if the time is over first."""
-    loop = asyncio.get_running_loop()
-    finished = asyncio.Event()
+def _start(work: Callable[[], object]) -> threading.Thread:
+    """Run work on a thread that the process does not wait for."""
+    thread = threading.Thread(target=work, name="streamsrv-tracing", daemon=True)
+    thread.start()
+    return thread
 
-    def run() -> None:
-        work()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(finished.set)
 
-    threading.Thread(target=run, name="streamsrv-tracing", daemon=True).start()
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(limit_s):
-            await finished.wait()
-    return finished.is_set()
+async def _ended_within(limit_s: float, thread: threading.Thread) -> bool:
+    await asyncio.to_thread(thread.join, limit_s)
+    return not thread.is_alive()
