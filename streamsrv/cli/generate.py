@@ -47,6 +47,12 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
     add("--max-tokens-per-chunk", type=int, metavar="N", help="most tokens in a message")
     add("--min-chunk-interval-ms", type=int, metavar="N", help="least time between messages")
     add("--timeout", type=float, metavar="S", help="give up after so many seconds")
+    add(
+        "--resume-window",
+        type=float,
+        metavar="S",
+        help="pick a broken stream up again for so long, 0 for not at all (default: 30)",
+    )
     add("--json", action="store_true", help="print one JSON object per chunk")
     add_tls_flags(generate)
     add_api_key_flag(generate)
@@ -84,8 +90,9 @@ async def _stream(arguments: argparse.Namespace) -> None:
             zstd=not arguments.plain,
             max_tokens_per_chunk=arguments.max_tokens_per_chunk,
             min_chunk_interval_ms=arguments.min_chunk_interval_ms,
+            resume_window_s=arguments.resume_window,
         )
-    except ValueError as error:  # a negative count, or one of more than 32 bits
+    except (ValueError, OverflowError) as error:  # a negative count, or one of more than 32 bits
         raise SettingsError(f"a flag's value is out of range: {error}") from None
     credentials, api_key = credentials_of(arguments), api_key_of(arguments)
     began_s = time.monotonic()
@@ -101,6 +108,9 @@ async def _stream(arguments: argparse.Namespace) -> None:
     seconds = time.monotonic() - began_s
     first_s = stream.first_token_s or 0.0
     after_first_s = seconds - first_s
+    if stream.num_resumes:
+        times = "once" if stream.num_resumes == 1 else f"{stream.num_resumes} times"
+        print(f"[the connection broke; the stream was resumed {times}]", file=sys.stderr)
     rate = (stream.num_tokens - 1) / after_first_s if stream.num_tokens > 1 else 0.0
     print(
         f"[stream {stream.stream_id}: {stream.num_tokens} tokens, {stream.finish_reason}, "

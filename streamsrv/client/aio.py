@@ -226,30 +226,21 @@ class Client:
         prompt: PromptLike,
         *,
         timeout_s: float | None = None,
-        resume_window_s: float | None = None,
         **options: Any,
     ) -> Generation:
         """Start a generation.
 
-        `options` are those of `make_request`; `timeout_s` is the time for all of it, resumes included;
-        `resume_window_s` is in place of the client's own.
+        `options` are those of `make_request`; its `resume_window_s` is in place of the client's own.
+        `timeout_s` is the time for all of it, resumes included.
         """
-        request = make_request(prompt, **options)
-        return self.send(request, timeout_s=timeout_s, resume_window_s=resume_window_s)
+        return self.send(make_request(prompt, **options), timeout_s=timeout_s)
 
-    def send(
-        self,
-        request: pb.GenerateRequest,
-        *,
-        timeout_s: float | None = None,
-        resume_window_s: float | None = None,
-    ) -> Generation:
+    def send(self, request: pb.GenerateRequest, *, timeout_s: float | None = None) -> Generation:
         """Start a generation from a message made by hand; a resume window that it names stays."""
         self.check_open()
-        window_s = self._resume_window_s if resume_window_s is None else resume_window_s
         now_s = time.monotonic()
         follower = Follower(
-            make_resumable(request, window_s),
+            make_resumable(request, self._resume_window_s),
             max_retries=self._max_retries,
             began_s=now_s,
             deadline_s=None if timeout_s is None else now_s + timeout_s,

@@ -49,8 +49,13 @@ def make_request(
     zstd: bool = True,
     max_tokens_per_chunk: int | None = None,
     min_chunk_interval_ms: int | None = None,
+    resume_window_s: float | None = None,
 ) -> pb.GenerateRequest:
-    """Make a GenerateRequest; what is left out takes the contract's default, but that zstd is accepted."""
+    """Make a GenerateRequest; what is left out takes the contract's default, but that zstd is accepted.
+
+    Raises:
+        ValueError: a role is unknown, or a number does not fit in its field.
+    """
     return pb.GenerateRequest(
         request_id=request_id,
         model=model,
@@ -68,24 +73,25 @@ def make_request(
             accepted_codecs=[pb.CODEC_ZSTD] if zstd else [],
             max_tokens_per_chunk=max_tokens_per_chunk,
             min_chunk_interval_ms=min_chunk_interval_ms,
+            resume_window_ms=None if resume_window_s is None else round(resume_window_s * 1000),
         ),
     )
 
 
 def make_resumable(request: pb.GenerateRequest, resume_window_s: float) -> pb.GenerateRequest:
-    """Copy a request, with what a client needs to find its stream again.
+    """Copy a request, and add what its stream can be found again by.
 
-    That is a request id, and, where a window is asked for, a secret of the client's own. What the request
-    says of these itself stays.
+    That is a request id, a resume window and, where the window is not 0, a secret of the client's own. What
+    the request says of these itself stays.
     """
-    request, given = pb.GenerateRequest(), request
-    request.CopyFrom(given)
-    request.request_id = request.request_id or secrets.token_urlsafe(16)
+    result = pb.GenerateRequest()
+    result.CopyFrom(request)
+    result.request_id = request.request_id or secrets.token_urlsafe(16)
     if not request.stream.HasField("resume_window_ms") and resume_window_s > 0:
-        request.stream.resume_window_ms = round(resume_window_s * 1000)
-    if request.stream.resume_window_ms and not request.resume_token:
-        request.resume_token = secrets.token_bytes(RESUME_TOKEN_BYTES)
-    return request
+        result.stream.resume_window_ms = round(resume_window_s * 1000)
+    if result.stream.resume_window_ms and not request.resume_token:
+        result.resume_token = secrets.token_bytes(RESUME_TOKEN_BYTES)
+    return result
 
 
 def make_cancel(stream_id: str | None, request_id: str | None) -> pb.CancelRequest:

@@ -53,5 +53,6 @@ def _pushed_back(call: Any, retry_after_s: float | None) -> float | None:
     for key, value in call.trailing_metadata() or ():
         if key == _PUSHBACK:
             text = str(value)
-            return int(text) / 1000 if text.isascii() and text.isdecimal() else None
+            sound = len(text) < 10 and text.isascii() and text.isdecimal()
+            return int(text) / 1000 if sound else None
     return retry_after_s
