@@ -99,7 +99,7 @@ class OpenVinoEngine:
         """
         self._prepared = prepared
         self._options = options
-        self._cached_bytes = 0
+        self._contexts: set[OpenVinoContext] = set()
         self._lock = threading.Lock()  # contexts are made on threads of their own
         try:
             activations = getattr(Type, settings["INFERENCE_PRECISION_HINT"])
@@ -135,12 +135,12 @@ class OpenVinoEngine:
         with self._lock:
             if self._compiled is None:
                 raise EngineError("the engine is closed")
-            # The system gives a cache's memory when it is first written: what others will take counts.
-            available = max(0, available_bytes() - self._cached_bytes)
+            promised = sum(context.promised_bytes for context in self._contexts)
+            available = max(0, available_bytes() - promised)
             pools, spec = self._pools, self.model.spec
             cache = size_cache(spec, self._options, pools.block_size, pools.bytes_per_block, available)
             context = OpenVinoContext(self._compiled, spec, pools, cache, self._on_closed)
-            self._cached_bytes += _cache_bytes(cache)
+            self._contexts.add(context)
             return context
 
     def close(self) -> None:
@@ -162,9 +162,9 @@ class OpenVinoEngine:
         context.step(StepBatch(np.zeros(1, np.int64), zero, one, zero, one, np.zeros(1, np.int64)))
         context.close()
 
-    def _on_closed(self, cache: CacheSpec) -> None:
+    def _on_closed(self, context: "OpenVinoContext") -> None:
         with self._lock:
-            self._cached_bytes -= _cache_bytes(cache)
+            self._contexts.discard(context)
 
 
 class _Pools:
@@ -204,11 +204,12 @@ class OpenVinoContext:
         spec: ModelSpec,
         pools: _Pools,
         cache: CacheSpec,
-        on_closed: Callable[[CacheSpec], None],
+        on_closed: Callable[["OpenVinoContext"], None],
     ) -> None:
         """Allocate the cache; `on_closed` hears when it is free again."""
         self._spec = spec
         self._cache = cache
+        self._used = np.zeros(cache.num_blocks, np.bool_)
         self._on_closed = on_closed
         try:
             self._request: ov.InferRequest | None = compiled.create_infer_request()
@@ -217,7 +218,7 @@ class OpenVinoContext:
         except (RuntimeError, MemoryError) as error:
             raise OutOfMemoryError(
                 f"a cache of {cache.num_blocks} blocks of {cache.bytes_per_block} bytes, "
-                f"{_cache_bytes(cache) / GIB:.2f} GiB, could not be allocated: {error}"
+                f"{cache.num_blocks * cache.bytes_per_block / GIB:.2f} GiB, could not be allocated: {error}"
             ) from error
         self._inputs = {
             port.any_name: _Input(self._request, index, _own(port.element_type))
@@ -230,6 +231,12 @@ class OpenVinoContext:
         """The cache's size."""
         return self._cache
 
+    @property
+    def promised_bytes(self) -> int:
+        """Memory of blocks never used so far: the system gives it when they are first written."""
+        num_unused = self._cache.num_blocks - int(np.count_nonzero(self._used))
+        return num_unused * self._cache.bytes_per_block
+
     def step(self, batch: StepBatch) -> StepResult:
         """Compute a batch.
 
@@ -240,6 +247,7 @@ class OpenVinoContext:
         if self._request is None:
             raise EngineError("the context is closed")
         self._check(batch)
+        self._used[batch.block_ids] = True
         num_rows = len(batch.logit_rows)
         batch = _padded(batch, self._cache.num_blocks)
         begins, past = batch.query_begins, batch.past_lens
@@ -270,7 +278,7 @@ class OpenVinoContext:
         self._request = None
         self._inputs = {}
         return_freed_memory()
-        self._on_closed(self._cache)
+        self._on_closed(self)
 
     def _check(self, batch: StepBatch) -> None:
         """Refuse what would make the plugin read or write outside of its tables."""
@@ -388,7 +396,3 @@ def _own(kind: Type) -> Type:
     """Return OpenVINO's own object for a type, in place of a port's."""
     own: Type = getattr(Type, kind.get_type_name())
     return own
-
-
-def _cache_bytes(cache: CacheSpec) -> int:
-    return cache.num_blocks * cache.bytes_per_block

@@ -463,7 +463,7 @@ def test_a_cache_too_small_for_one_block_is_refused_with_the_numbers(
         open_engine(llama, replace(EXACT, cache_gib=1e-6)).create_context()
 
 
-def test_open_contexts_count_against_the_memory_left(
+def test_what_open_contexts_have_yet_to_take_counts_against_the_memory_left(
     llama: Path, open_engine: OpenEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engines.ov.available_bytes", lambda: 30 << 20)
@@ -471,6 +471,10 @@ def test_open_contexts_count_against_the_memory_left(
     first = engine.create_context()
     with pytest.raises(OutOfMemoryError, match=r"0\.02 GiB was asked for, but only 0\.01 GiB"):
         engine.create_context()
+    for block in range(0, first.cache.num_blocks - 4, 4):
+        feed = Feed(IDS, list(range(block, block + 4)))
+        first.step(steps.batch([(feed, 100)], logits=False))
+    engine.create_context().close()  # the first has taken nearly all of its own
     first.close()
     engine.create_context().close()
 
