@@ -64,9 +64,9 @@ class ChunkEncoder:
         self._stream_id = stream_id
         self._output = output
         self._totals = totals
+        self._codec = codec
+        # Made for the first message that it is used for: a stream that waits has none.
         self._compressor: zstandard.ZstdCompressionObj | None = None
-        if codec is Codec.ZSTD:
-            self._compressor = zstandard.ZstdCompressor(compression_params=_COMPRESSION).compressobj()
 
     def encode(self, position: int, elements: Seq[Element]) -> pb.GenerateResponse:
         """The message for `elements`, the first of which stands at `position`.
@@ -75,7 +75,7 @@ class ChunkEncoder:
         """
         assert len(elements) <= MAX_TOKENS_PER_MESSAGE
         response = pb.GenerateResponse(stream_id=self._stream_id, seq=position)
-        if self._compressor is None:
+        if self._codec is Codec.PLAIN:
             _add_events(response.events, elements, self._output)
             if self._totals is not None:
                 size = response.events.ByteSize()
@@ -88,6 +88,8 @@ class ChunkEncoder:
         if size < _MIN_COMPRESSED_BYTES:
             response.events.CopyFrom(events)
         else:
+            if self._compressor is None:
+                self._compressor = zstandard.ZstdCompressor(compression_params=_COMPRESSION).compressobj()
             data = self._compressor.compress(raw)
             response.zstd_events = data = data + self._compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
             size = len(data)

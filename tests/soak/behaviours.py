@@ -197,7 +197,7 @@ async def malformed(soak: Soak) -> str:
         code = await call.code()
         if code not in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND):
             raise BreachError(f"random bytes were answered with {code.name}: {await call.details()}")
-        return code.name
+        return str(code.name)
     wrong: dict[str, Any] = rng.choice(
         [
             {"temperature": float("nan")}, {"top_p": 0.0}, {"max_tokens": 0}, {"max_tokens": 4_000_000_000},

@@ -13,9 +13,10 @@ from streamsrv.bench.suite.machine import describe_load, describe_machine
 from streamsrv.bench.suite.memory import memory_section
 from streamsrv.bench.suite.startup import startup_section
 from streamsrv.bench.suite.throughput import throughput_section
+from streamsrv.bench.suite.trouble import cancel_section, stall_section, streams_section
 from streamsrv.bench.suite.wire import wire_section
 
-_SECTIONS = ("startup", "memory", "throughput", "wire")
+_SECTIONS = ("startup", "memory", "throughput", "wire", "streams", "cancel", "stall")
 
 
 def main() -> None:
@@ -44,6 +45,9 @@ async def _measure(model: str, wanted: tuple[str, ...], *, quick: bool) -> None:
             model, (1, 32) if quick else (1, 8, 32, 64), 2 if quick else 5, _say
         ),
         "wire": lambda: wire_section(model, _say),
+        "streams": lambda: streams_section(_say),
+        "cancel": lambda: cancel_section(100 if quick else 500, _say),
+        "stall": lambda: stall_section(3 if quick else 9, _say),
     }
     began_s = time.monotonic()
     print(f"{describe_machine()} At the start: {describe_load()}.\n", flush=True)
