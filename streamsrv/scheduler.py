@@ -122,7 +122,7 @@ class Scheduler:
                 break
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted for one before it
-            num_new = min(sequence.num_uncomputed, budget)
+            num_new = _piece(sequence.num_uncomputed, budget)
             if not self._grow(sequence, num_new, parts):
                 continue
             parts.append(_part(sequence, num_new))
@@ -136,7 +136,7 @@ class Scheduler:
             sequence.block_ids = blocks
             sequence.move_to(SequenceStatus.RUNNING)
             self._insert_running(sequence)
-            num_new = min(sequence.num_uncomputed, budget)
+            num_new = _piece(sequence.num_uncomputed, budget)
             parts.append(_part(sequence, num_new))
             budget -= num_new
         return Step(tuple(parts), _batch(parts)) if parts else None
@@ -204,6 +204,16 @@ class Scheduler:
         while at > 0 and self._running[at - 1].sequence_id > sequence.sequence_id:
             at -= 1
         self._running.insert(at, sequence)
+
+
+def _piece(num_uncomputed: int, budget: int) -> int:
+    """Cut off what fits, but leave no last piece of one token.
+
+    Engines compute a single token by other kernels, which round differently, and what fits depends on the
+    neighbours: with this they do not change a sequence's output.
+    """
+    num_new = min(num_uncomputed, budget)
+    return num_new - 1 if num_uncomputed - num_new == 1 and num_new > 2 else num_new
 
 
 def _part(sequence: Sequence, num_new: int) -> Scheduled:

@@ -67,6 +67,15 @@ def test_a_prompt_is_computed_in_pieces_within_the_budget() -> None:
     assert sizes == [(4, 0), (4, 0), (2, 1), (1, 1)]
 
 
+def test_a_prompt_is_not_cut_before_its_last_token() -> None:
+    driver = Driver(num_blocks=16, block_size=4, max_running=2, max_step_tokens=4)
+    driver.scheduler.add(make_sequence(1, prompt=9, output=1))
+    sizes = []
+    while (step := driver.step()) is not None:
+        sizes.append(step.batch.num_tokens)
+    assert sizes == [4, 3, 2]
+
+
 def test_a_running_output_gets_its_token_in_every_step_while_a_long_prompt_arrives() -> None:
     driver = Driver(num_blocks=64, block_size=4, max_running=4, max_step_tokens=8)
     first = make_sequence(1, prompt=3, output=20)

@@ -34,7 +34,7 @@ def _request(max_tokens: int = 8_000) -> pb.GenerateRequest:
 async def _take(call: Any, num_messages: int) -> None:
     for _ in range(num_messages):
         if not isinstance(await call.read(), pb.GenerateResponse):
-            raise BenchError("a stream ended while it was measured")  # noqa: TRY004 (an end, not a type)
+            raise BenchError("a stream ended while it was measured")
 
 
 async def streams_section(say: Callable[[str], None]) -> str:
