@@ -21,9 +21,9 @@ from streamsrv.sequence import FinishReason
 from streamsrv.stream import Stream
 
 # Buckets, in seconds. A first token takes milliseconds on an idle GPU, seconds behind a long prompt on a CPU,
-# minutes in a full queue. 250 words a minute, the pace of a reader, are about 0.18 s a token: the buckets of
-# the gaps are dense below that, where a server should be, and go on to where a reader sees a pause (a long
-# prompt in the same step, a preemption). Outputs take from tens of milliseconds to half an hour.
+# minutes in a full queue. A reader of 250 words a minute takes 0.18 s a token, at four tokens for three words:
+# the buckets of the gaps are dense below that, where a server should be, and go on to where a reader sees a
+# pause (a long prompt in the same step, a preemption). Outputs take from tens of milliseconds to half an hour.
 _WAITS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _GAPS_S = (
     0.001,
