@@ -81,7 +81,7 @@ def test_a_running_output_gets_its_token_in_every_step_while_a_long_prompt_arriv
     first = make_sequence(1, prompt=3, output=20)
     driver.scheduler.add(first)
     driver.step()
-    driver.scheduler.add(make_sequence(2, prompt=50, output=1))
+    driver.scheduler.add(make_sequence(2, prompt=51, output=1))
     for i in range(7):
         step = driver.step()
         assert step is not None
