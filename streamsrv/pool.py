@@ -132,6 +132,11 @@ class WorkerPool:
         return len(self._registry)
 
     @property
+    def num_unfinished(self) -> int:
+        """Streams whose readers do not have all of them."""
+        return sum(not stream.is_delivered for stream in self._registry)
+
+    @property
     def num_read(self) -> int:
         """Streams that are being read."""
         return sum(stream.reader is not None for stream in self._registry)
@@ -321,7 +326,7 @@ class WorkerPool:
 
     async def wait_idle(self) -> None:
         """Wait until everything is computed, and every reader has gone with all that its stream said."""
-        while any(not stream.is_delivered for stream in self._registry):
+        while self.num_unfinished:
             self._changed.clear()
             await self._changed.wait()
         for worker in self._workers:

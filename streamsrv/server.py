@@ -206,7 +206,7 @@ async def serve(settings: Settings, engine: Engine) -> None:
         if settings.metrics_address is not None and running.metrics_port is not None:
             print(f"metrics on {replace(settings.metrics_address, port=running.metrics_port)}", flush=True)
         await stop.wait()
-        log.info("stopping: %d streams to finish", running.pool.num_streams)
+        log.info("stopping: %d streams to finish", running.pool.num_unfinished)
 
 
 def _tokenizer(engine: Engine) -> Tokenizer:
