@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from engines.api import StreamsrvError
 from streamsrv.api_keys import ApiKeys
 from streamsrv.errors import UnauthenticatedError
 from streamsrv.status import abort
@@ -29,8 +30,12 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
     It comes before the call's message is read, so that a refused one costs no more than its metadata.
     """
 
-    def __init__(self, keys: WatchedFiles[ApiKeys]) -> None:
+    def __init__(
+        self, keys: WatchedFiles[ApiKeys], on_refused: Callable[[StreamsrvError], None] = lambda _: None
+    ) -> None:
+        """`on_refused` is told of each call that is not let in."""
         self._keys = keys
+        self._on_refused = on_refused
 
     async def intercept_service(
         self,
@@ -42,6 +47,7 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
             try:
                 name = self._name(handler_call_details.invocation_metadata)
             except UnauthenticatedError as error:
+                self._on_refused(error)
                 return _refusal(error)
             _key_holder.set(Caller(name, authenticated=True))
         return await continuation(handler_call_details)

@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
+from engines.api import StreamsrvError
 from streamsrv.errors import MalformedRequestError
 from streamsrv.status import abort
 
@@ -22,9 +23,13 @@ class MalformedRequests(grpc.aio.ServerInterceptor):
     grpc alone answers UNKNOWN, with what broke inside.
     """
 
-    def __init__(self, service: str) -> None:
-        """`service` is the full name of the one whose methods are guarded; each is a coroutine function."""
+    def __init__(self, service: str, on_refused: Callable[[StreamsrvError], None] = lambda _: None) -> None:
+        """`service` is the full name of the one whose methods are guarded; each is a coroutine function.
+
+        `on_refused` is told of each call that is answered here.
+        """
         self._prefix = f"/{service}/"
+        self._on_refused = on_refused
 
     async def intercept_service(
         self,
@@ -37,8 +42,18 @@ class MalformedRequests(grpc.aio.ServerInterceptor):
             return handler
         read, write = _tolerant(handler.request_deserializer), handler.response_serializer
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(_guarded(handler.unary_stream), read, write)
-        return grpc.unary_unary_rpc_method_handler(_guarded(handler.unary_unary), read, write)
+            return grpc.unary_stream_rpc_method_handler(self._guarded(handler.unary_stream), read, write)
+        return grpc.unary_unary_rpc_method_handler(self._guarded(handler.unary_unary), read, write)
+
+    def _guarded(self, method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def answer(request: Any, context: Any) -> Any:
+            if isinstance(request, _Malformed):
+                error = MalformedRequestError(request.reason)
+                self._on_refused(error)
+                await abort(context, error)
+            return await method(request, context)
+
+        return answer
 
 
 def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -49,12 +64,3 @@ def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
             return _Malformed(str(error))
 
     return read
-
-
-def _guarded(method: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def answer(request: Any, context: Any) -> Any:
-        if isinstance(request, _Malformed):
-            await abort(context, MalformedRequestError(request.reason))
-        return await method(request, context)
-
-    return answer

@@ -12,6 +12,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from engines.api import StreamsrvError
 from streamsrv.call import DISCONNECTED, Call, CallKind
 from streamsrv.chunks import ChunkTotals
 from streamsrv.errors import ConsumerStalledError
@@ -21,9 +22,10 @@ from streamsrv.sequence import FinishReason
 from streamsrv.stream import Stream
 
 # Buckets, in seconds. A first token takes milliseconds on an idle GPU, seconds behind a long prompt on a CPU,
-# minutes in a full queue. A reader of 250 words a minute takes 0.18 s a token, at four tokens for three words:
-# the buckets of the gaps are dense below that, where a server should be, and go on to where a reader sees a
-# pause (a long prompt in the same step, a preemption). Outputs take from tens of milliseconds to half an hour.
+# minutes in a full queue. A reader of 250 words a minute takes 0.18 s a token, at four tokens for three
+# words: the buckets of the gaps are dense below that, where a server should be, and go on to where a reader
+# sees a pause (a long prompt in the same step, a preemption). Outputs take
+# tens of milliseconds to half an hour.
 _WAITS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _GAPS_S = (
     0.001,
@@ -114,6 +116,10 @@ class Metrics(Collector):
         """Begin to count for a model."""
         return self._models.setdefault(name, ModelMetrics())
 
+    def refused(self, error: StreamsrvError) -> None:
+        """Count a call that is not let in."""
+        self._num_refused[error.reason] = self._num_refused.get(error.reason, 0) + 1
+
     def call_accepted(self, call: Call) -> None:
         """Count a stream that is picked up again."""
         if call.kind is CallKind.RESUME:
@@ -122,8 +128,8 @@ class Metrics(Collector):
     def call_ended(self, call: Call) -> None:
         """Count a call that was refused, that took nothing, or whose client went away."""
         if call.stream is None:
-            if call.reason != DISCONNECTED:
-                self._num_refused[call.reason] = self._num_refused.get(call.reason, 0) + 1
+            if call.error is not None:
+                self.refused(call.error)
         elif call.reason == ConsumerStalledError.reason:
             self._models[call.model].num_stalls += 1
         elif call.reason == DISCONNECTED:

@@ -148,10 +148,10 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
             endpoint = metrics_endpoint(metrics.registry, settings.metrics_address)
             metrics_port = await stack.enter_async_context(endpoint)
         await stack.enter_async_context(pool.running())
-        interceptors: list[grpc.aio.ServerInterceptor] = [MalformedRequests(SERVICE_NAME)]
+        interceptors: list[grpc.aio.ServerInterceptor] = [MalformedRequests(SERVICE_NAME, metrics.refused)]
         if keys is not None:
             # First, so that a call that is not let in does no work.
-            interceptors.insert(0, ApiKeyInterceptor(keys))
+            interceptors.insert(0, ApiKeyInterceptor(keys, metrics.refused))
         server = grpc.aio.server(interceptors=interceptors, options=grpc_options(settings))
         service = InferenceService(
             {name: pool},

@@ -5,8 +5,9 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from engines.api import StreamsrvError
 from streamsrv.call import DISCONNECTED, Call, CallKind
-from streamsrv.errors import ConsumerStalledError
+from streamsrv.errors import ConsumerStalledError, DrainingError, UnauthenticatedError
 from streamsrv.metrics import Metrics, ModelMetrics
 from streamsrv.observer import PoolState, StepReport
 from streamsrv.request import OutputOptions
@@ -51,8 +52,13 @@ def make_stream() -> Stream:
     )
 
 
-def make_call(reason: str, kind: CallKind = CallKind.GENERATE, stream: Stream | None = None) -> Call:
-    return Call(kind, Caller("me"), 0.0, model="m", stream=stream, reason=reason)
+def make_call(
+    reason: str,
+    kind: CallKind = CallKind.GENERATE,
+    stream: Stream | None = None,
+    error: StreamsrvError | None = None,
+) -> Call:
+    return Call(kind, Caller("me"), 0.0, model="m", stream=stream, reason=reason, error=error)
 
 
 def test_every_name_follows_the_conventions() -> None:
@@ -116,14 +122,16 @@ def test_finish_reasons_are_there_from_the_start_and_other_reasons_when_they_com
 def test_calls_are_counted_by_how_they_ended() -> None:
     metrics, _ = made()
     stream = make_stream()
-    metrics.call_ended(make_call("TOO_MANY_WAITING"))
+    metrics.call_ended(make_call(DrainingError.reason, error=DrainingError()))
+    metrics.refused(UnauthenticatedError("no key"))
     metrics.call_ended(make_call(DISCONNECTED))  # before anything was known: neither let in nor refused
     metrics.call_accepted(make_call("", CallKind.RESUME, stream))
     metrics.call_accepted(make_call("", CallKind.GENERATE, stream))
     metrics.call_ended(make_call(ConsumerStalledError.reason, stream=stream))
     metrics.call_ended(make_call(DISCONNECTED, stream=stream))
     metrics.call_ended(make_call("STOP", stream=stream))
-    assert value(metrics, "streamsrv_refusals_total", reason="TOO_MANY_WAITING") == 1
+    assert value(metrics, "streamsrv_refusals_total", reason="DRAINING") == 1
+    assert value(metrics, "streamsrv_refusals_total", reason="UNAUTHENTICATED") == 1
     assert value(metrics, "streamsrv_refusals_total", reason=DISCONNECTED) is None
     for name in ("resumes", "stalls", "disconnects"):
         assert value(metrics, f"streamsrv_{name}_total", model="m") == 1

@@ -10,6 +10,7 @@ from engines.api import StreamsrvError
 from streamsrv import call_log
 from streamsrv.call import Call, CallKind
 from streamsrv.config import Settings
+from streamsrv.errors import DrainingError
 from streamsrv.log_format import FIELDS
 from streamsrv.metrics import Metrics
 from streamsrv.observer import PoolState
@@ -55,7 +56,7 @@ def metric_rows() -> list[tuple[str, str, str, str]]:
     """Name as Prometheus shows it, type, labels and meaning of each metric."""
     metrics = Metrics("1")
     metrics.model("m").state = lambda: PoolState(*(0,) * len(fields(PoolState)))
-    metrics.call_ended(Call(CallKind.GENERATE, Caller("me"), 0.0, reason="DRAINING"))
+    metrics.call_ended(Call(CallKind.GENERATE, Caller("me"), 0.0, error=DrainingError()))
     suffix = {"counter": "_total", "info": "_info"}
     return [
         (

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -9,6 +10,7 @@ import pytest
 
 from engines.api import StepBatch
 from engines.scripted import ScriptedEngine
+from streamsrv.api_keys import key_line, new_key
 from streamsrv.client import make_request
 from streamsrv.config import Address, Settings
 from streamsrv.errors import CallFailedError, SettingsError
@@ -139,6 +141,22 @@ async def test_every_other_end_is_counted_by_its_reason() -> None:
         assert seen("requests_total", reason="CANCELLED") >= 2
         assert seen("disconnects_total") == 1
         assert seen("requests_total", reason="STOP") == 0
+
+
+async def test_calls_that_never_reach_the_service_are_counted(tmp_path: Path) -> None:
+    key, keys = new_key(), tmp_path / "keys"
+    keys.write_text(key_line("alice", key) + "\n")
+    async with running(ScriptedEngine(WORDS), api_keys=keys, **METRICS) as server:
+        with pytest.raises(CallFailedError, match="UNAUTHENTICATED"):
+            await generate(server).rest()
+        async with grpc.aio.insecure_channel(server.target) as channel:
+            raw: Any = channel  # its type stubs want a serializer
+            call = raw.unary_stream("/streamsrv.v1.InferenceService/Generate")
+            with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
+                await call(b"\xff\xff", metadata=(("authorization", f"Bearer {key}"),)).read()
+        seen = await scrape(server)
+        assert seen("refusals_total", reason="UNAUTHENTICATED") == 1
+        assert seen("refusals_total", reason="MALFORMED_REQUEST") == 1
 
 
 async def test_a_client_that_takes_nothing_is_counted() -> None:
