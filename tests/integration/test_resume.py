@@ -7,51 +7,15 @@ import grpc
 import pytest
 
 from engines.scripted import ScriptedEngine
-from streamsrv.chunks import ChunkDecoder
-from streamsrv.client import call_failed, make_request
+from streamsrv.client import make_request
 from streamsrv.errors import CallFailedError
 from streamsrv.v1 import inference_pb2 as pb
 from streamsrv.v1.inference_pb2_grpc import InferenceServiceStub
+from tests.calls import SMALL_WINDOW, Call
 from tests.integration.test_service import WORDS, Gate
 from tests.servers import TestServer, running, until
 
 WINDOW_MS = 20_000
-# A client with these takes few small messages before its flow control stops the server.
-SMALL_WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 4096)]
-
-
-class Call:
-    """A call of either kind, read message by message."""
-
-    def __init__(self, call: Any) -> None:
-        self.call = call
-        self.decoder = ChunkDecoder()
-        self.start = pb.StreamStart()
-        self.stream_id = ""
-        self.ids: list[int] = []
-        self.text = ""
-        self.ended = False
-
-    async def read(self) -> bool:
-        """Take one message; False at the end."""
-        try:
-            message = await self.call.read()
-        except grpc.aio.AioRpcError as error:
-            raise call_failed(error) from None
-        if not isinstance(message, pb.GenerateResponse):
-            return False
-        if message.WhichOneof("payload") == "start":
-            self.start, self.stream_id = message.start, message.stream_id
-        for event in self.decoder.decode(message).events:
-            self.ids += event.tokens.token_ids
-            self.text += event.tokens.text + event.output_end.text
-            self.ended |= event.HasField("stream_end")
-        return True
-
-    async def rest(self) -> "Call":
-        while await self.read():
-            pass
-        return self
 
 
 def generate(server: TestServer, window_ms: int = WINDOW_MS, **options: Any) -> Call:
@@ -210,6 +174,25 @@ async def test_a_cancelled_stream_can_be_resumed_to_its_terminal_events() -> Non
         gate.let_through(50)
         assert await server.client.cancel(stream_id=call.stream_id) in ("ABORTED", "ALREADY_FINISHED")
         assert (await resume(server, call, 0).rest()).ended
+
+
+async def test_a_cancelled_stream_without_a_reader_holds_up_no_drain() -> None:
+    gate = Gate()
+    async with running(ScriptedEngine(WORDS, before_step=gate)) as server:
+        running_one, finished = generate(server), generate(server, max_tokens=1)
+        await running_one.read()
+        await finished.read()
+        gate.let_through(2)
+        await until(lambda: server.pool.num_running == 1)
+        for call in (running_one, finished):
+            call.call.cancel()
+        await until(lambda: not server.pool.num_read)
+        gate.let_through(50)
+        assert await server.client.cancel(stream_id=running_one.stream_id) == "ABORTED"
+        assert await server.client.cancel(stream_id=finished.stream_id) == "ALREADY_FINISHED"
+        assert server.pool.num_streams == 2
+        async with asyncio.timeout(5):
+            await server.pool.wait_idle()
 
 
 async def test_a_failed_stream_tells_its_status_again() -> None:
