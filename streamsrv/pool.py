@@ -317,6 +317,8 @@ class WorkerPool:
             stream = self._registry.by_request_id(caller, request_id or "")
         if stream is None or (stream.caller.authenticated and stream.caller != caller):
             return CancelOutcome.NOT_FOUND
+        stream.dismissed = True
+        self._changed.set()
         if stream.log.ended:
             return CancelOutcome.ALREADY_FINISHED
         job, worker = self._jobs[stream.stream_id]

@@ -225,6 +225,8 @@ class Stream:
         self.resume_token = resume_token
         self.progress = Progress(arrived_s)
         self.reader: Reader | None = None
+        self.dismissed = False
+        """It was cancelled: nobody needs to wait until it has been read."""
         self.num_taken = 0
         """The largest position that a reader has got to."""
 
@@ -236,8 +238,9 @@ class Stream:
 
     @property
     def is_delivered(self) -> bool:
-        """Whether all that it said was taken, it says no more, and the reader has gone."""
-        return self.reader is None and self.log.ended and self.num_taken == self.log.next_position
+        """Whether it says no more, the reader has gone, and all that it said was taken or is not wanted."""
+        taken = self.dismissed or self.num_taken == self.log.next_position
+        return self.reader is None and self.log.ended and taken
 
     @property
     def is_resumable(self) -> bool:

@@ -36,8 +36,7 @@ class FaultyProxy:
 
     def __init__(self, target: str, faults: Iterable[Fault] = ()) -> None:
         """`target` is the server's HOST:PORT."""
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
+        self._server = target
         self._faults = iter(faults)
         self._listener: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -56,6 +55,10 @@ class FaultyProxy:
     def num_connections(self) -> int:
         """Connections made so far."""
         return len(self.bytes_down)
+
+    def lead_to(self, target: str) -> None:
+        """Pass new connections on to another server."""
+        self._server = target
 
     def black_hole(self) -> None:
         """Pass nothing on, either way; connections stay open and new ones are accepted."""
@@ -96,7 +99,8 @@ class FaultyProxy:
             if fault.cut_after == 0:
                 _cut(writer, fault)
                 return
-            server_reader, server_writer = await asyncio.open_connection(self._host, self._port)
+            host, _, port = self._server.rpartition(":")
+            server_reader, server_writer = await asyncio.open_connection(host, int(port))
             with contextlib.closing(server_writer):
                 up = asyncio.ensure_future(self._pump_up(reader, server_writer))
                 down = asyncio.ensure_future(self._pump_down(number, fault, server_reader, writer))

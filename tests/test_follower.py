@@ -434,6 +434,14 @@ def test_what_is_to_be_cancelled_on_leaving() -> None:
     assert on_leaving(machine) == pb.CancelRequest(stream_id="s-1")
     machine.failed(REPLACED, 1.0)  # whoever reads it now may go on
     assert on_leaving(machine) is None
+    for error in (BROKEN, refused("OUT_OF_RANGE", "POSITION_EVICTED")):  # given up, and not ended
+        machine = reading(7)
+        machine.failed(BROKEN, 1.0)
+        given_up(machine.failed(error, 1.0 + WINDOW_S))
+        assert on_leaving(machine) == pb.CancelRequest(stream_id="s-1")
+    machine = reading(7)
+    machine.failed(WORKER_LOST, 1.0)
+    assert on_leaving(machine) is None
     machine = reading(len(LOG))
     machine.ended()
     assert on_leaving(machine) is None

@@ -49,6 +49,7 @@ class Generation(Progress):
         self._reading = asyncio.Lock()
         self._next: NextCall | None = None
         self._call: _Call | None = None
+        self._dropped: weakref.finalize[..., "Generation"] | None = None
         self._failure: StreamsrvError | None = None
         self._closed = False
         self._open(follower.begin())
@@ -103,13 +104,13 @@ class Generation(Progress):
         if self._closed:
             return
         self._closed = True
-        call, self._call = self._call, None
+        call = self._forget_call()
         request = self._follower.cancel_request
-        if self._follower.start is None and call is not None:
-            # First the call: what is admitted after Cancel has looked for it would run on.
-            call.cancel()
         try:
-            if request is not None:
+            # In this order the server can still write the stream's last events, and is done with it.
+            if request is not None and not await self._client._cancel_soon(request) and call is not None:
+                # What was not there may have been admitted since; after the end of its call it cannot be.
+                call.cancel()
                 await self._client._cancel_soon(request)
         finally:
             if call is not None:
@@ -123,6 +124,15 @@ class Generation(Progress):
         else:
             self._call = client.stub.Resume(request, timeout=timeout, metadata=client.metadata)
         self._next = None
+        # The channel holds on to a call that is dropped, so it would never end by itself.
+        self._dropped = weakref.finalize(self, _end, asyncio.get_running_loop(), self._call)
+        self._dropped.atexit = False
+
+    def _forget_call(self) -> _Call | None:
+        call, self._call = self._call, None
+        if self._dropped is not None:
+            self._dropped.detach()
+        return call
 
     async def _receive(self, *, only_start: bool = False) -> Chunk | None:
         """Take one message, or the end, of the current call; None where that tells nothing."""
@@ -143,6 +153,7 @@ class Generation(Progress):
                 if isinstance(message, pb.GenerateResponse):
                     return follower.received(message, time.monotonic())
                 follower.ended()
+                self._forget_call()
             except grpc.aio.AioRpcError as error:
                 self._follow(call_failed(error))
             except asyncio.CancelledError:
@@ -157,7 +168,7 @@ class Generation(Progress):
             return None
 
     def _follow(self, error: CallFailedError, *, quiet: bool = False) -> None:
-        self._call = None
+        self._forget_call()
         step = self._follower.failed(error, time.monotonic())
         if isinstance(step, GiveUp):
             self._failure = step.error
@@ -308,10 +319,15 @@ class Client:
         if self._closed:
             raise CallFailedError("CANCELLED", "the client was closed")
 
-    async def _cancel_soon(self, request: pb.CancelRequest) -> None:
-        """Cancel if the server can be reached now; if not, the end of the stream's window does it."""
+    async def _cancel_soon(self, request: pb.CancelRequest) -> bool:
+        """Cancel if the server can be reached now; if not, the end of the stream's window does it.
+
+        False if it can be reached and knows no such stream.
+        """
         with contextlib.suppress(CallFailedError):
-            await self._ask(self.stub.Cancel, request, timeout_s=CLOSE_TIMEOUT_S)
+            response = await self._ask(self.stub.Cancel, request, timeout_s=CLOSE_TIMEOUT_S)
+            return bool(response.result != pb.CANCEL_RESULT_NOT_FOUND)
+        return True
 
     async def _ask(self, method: Any, request: Any, *, timeout_s: float | None = None) -> Any:
         self.check_open()
@@ -323,6 +339,12 @@ class Client:
             if not _task_is_cancelled():
                 self.check_open()
             raise
+
+
+def _end(loop: asyncio.AbstractEventLoop, call: _Call) -> None:
+    # The collector runs on any thread.
+    with contextlib.suppress(RuntimeError):  # the loop is closed, and the connection with it
+        loop.call_soon_threadsafe(call.cancel)
 
 
 def _task_is_cancelled() -> bool:

@@ -20,6 +20,8 @@ _STEADY_S = 5.0
 # What transports say of themselves, and also proxies between; the server gives a reason with each of its own.
 _TRANSPORT_CODES = frozenset({"UNAVAILABLE", "INTERNAL", "CANCELLED"})
 _NOT_THERE = frozenset({"STREAM_NOT_FOUND", "STREAM_EXPIRED"})
+# The stream lives, but this client cannot read it.
+_UNREADABLE = frozenset({"POSITION_EVICTED", "POSITION_IN_FUTURE"})
 _TRY_AGAIN_CODES = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED"})
 
 
@@ -102,6 +104,7 @@ class Follower:
         self._lost_s: float | None = None  # since when nothing has come
         self._num_waits = 0
         self._connected_s = 0.0
+        self._may_run = True
         self._num_strays = 0  # Resume calls that were given up, and may arrive yet
 
     @property
@@ -127,7 +130,7 @@ class Follower:
     @property
     def cancel_request(self) -> pb.CancelRequest | None:
         """What ends the generation on the server; None where closing the call does, or it has ended."""
-        if not self._window_s or self.state in (FollowState.COMPLETE, FollowState.FAILED):
+        if not self._window_s or not self._may_run or self.state is FollowState.COMPLETE:
             return None
         if self.start is None:
             return pb.CancelRequest(request_id=self.request_id)
@@ -183,6 +186,8 @@ class Follower:
         step = self._failed_before(error, now_s) if self.start is None else self._failed_after(error, now_s)
         if isinstance(step, GiveUp):
             self.state = FollowState.FAILED
+            # Every other end is the stream's own, or leaves it to another reader.
+            self._may_run = is_broken(error) or error.server_reason in _UNREADABLE
         return step
 
     # -----------------------------------------------------------------------------------------------------

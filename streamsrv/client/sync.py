@@ -103,11 +103,11 @@ class SyncGeneration(Progress):
         self._closing.set()
         call = self._call
         request = self._follower.cancel_request
-        if self._follower.start is None and call is not None:
-            # First the call: what is admitted after Cancel has looked for it would run on.
-            call.cancel()
         try:
-            if request is not None:
+            # In this order the server can still write the stream's last events, and is done with it.
+            if request is not None and not self._client._cancel_soon(request) and call is not None:
+                # What was not there may have been admitted since; after the end of its call it cannot be.
+                call.cancel()
                 self._client._cancel_soon(request)
         finally:
             if call is not None:
@@ -288,10 +288,15 @@ class SyncClient:
         if self._closed:
             raise CallFailedError("CANCELLED", "the client was closed")
 
-    def _cancel_soon(self, request: pb.CancelRequest) -> None:
-        """Cancel if the server can be reached now; if not, the end of the stream's window does it."""
+    def _cancel_soon(self, request: pb.CancelRequest) -> bool:
+        """Cancel if the server can be reached now; if not, the end of the stream's window does it.
+
+        False if it can be reached and knows no such stream.
+        """
         with contextlib.suppress(CallFailedError):
-            self._ask(self.stub.Cancel, request, timeout_s=CLOSE_TIMEOUT_S)
+            response = self._ask(self.stub.Cancel, request, timeout_s=CLOSE_TIMEOUT_S)
+            return bool(response.result != pb.CANCEL_RESULT_NOT_FOUND)
+        return True
 
     def _ask(self, method: Any, request: Any, *, timeout_s: float | None = None) -> Any:
         self.check_open()
