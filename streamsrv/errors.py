@@ -232,12 +232,6 @@ class ConsumerStalledError(StreamsrvError):
         self.limit_s = limit_s
 
 
-class NotSupportedError(StreamsrvError):
-    """The call is declared but this version does not do it."""
-
-    reason = "NOT_SUPPORTED"
-
-
 class CallFailedError(StreamsrvError):
     """A client's view: a call ended with a status that is not OK."""
 

@@ -36,7 +36,6 @@ STATUS_CODES: dict[type[StreamsrvError], grpc.StatusCode] = {
     errors.StoppedError: grpc.StatusCode.UNAVAILABLE,
     errors.WorkerLostError: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlinePassedError: grpc.StatusCode.DEADLINE_EXCEEDED,
-    errors.NotSupportedError: grpc.StatusCode.UNIMPLEMENTED,
     StreamsrvError: grpc.StatusCode.INTERNAL,
 }
 _DRAINING_RETRY_S = 1.0
