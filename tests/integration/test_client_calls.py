@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from streamsrv.tls import channel_credentials
 from tests.calls import Call
 from tests.certificates import Authority
 from tests.integration.test_service import WORDS, Gate
+from tests.proxy import Fault, FaultyProxy
 from tests.servers import TestServer, running, until
 
 NUM_WORDS = len(WORDS.split())
@@ -431,3 +434,40 @@ async def test_a_key_and_certificates_go_with_every_call(kind: str, tmp_path: Pa
             assert (await failure(client.generate())).code == "UNAUTHENTICATED"
         async with AnyClient(kind, server.target, api_key=key) as client:
             assert (await failure(client.generate())).code == "UNAVAILABLE"
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The command line
+
+
+def command(target: str, *flags: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "streamsrv", "generate", "--server", target, *flags, "x")
+
+
+async def test_generate_prints_a_stream_that_broke_as_if_it_had_not_and_says_so_at_the_end() -> None:
+    async with running() as server, FaultyProxy(server.target, [Fault(3000), Fault(3000)]) as proxy:
+        flags = ("--max-tokens", "200", "--ignore-eos", "--max-tokens-per-chunk", "1")
+        outputs = []
+        for target in (server.target, proxy.target):
+            process = await asyncio.create_subprocess_exec(
+                *command(target, *flags), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            )
+            outputs.append(await process.communicate())
+            assert process.returncode == 0
+        (whole, _), (output, error) = outputs
+        assert output == whole
+        *_, said, summary = error.decode().splitlines()
+        assert said == "[the connection broke; the stream was resumed 2 times]"
+        assert "200 tokens, LENGTH" in summary
+
+
+async def test_generate_that_is_interrupted_cancels_on_the_server() -> None:
+    async with running(ScriptedEngine(WORDS, step_s=0.01)) as server:
+        process = await asyncio.create_subprocess_exec(
+            *command(server.target, "--ignore-eos"), stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        await process.stdout.read(10)
+        process.send_signal(signal.SIGINT)
+        assert await process.wait() == 130
+        assert server.pool.num_running == 0

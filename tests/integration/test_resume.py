@@ -195,25 +195,6 @@ async def test_a_cancelled_stream_without_a_reader_holds_up_no_drain() -> None:
             await server.pool.wait_idle()
 
 
-async def test_a_cancelled_stream_without_a_reader_holds_up_no_drain() -> None:
-    gate = Gate()
-    async with running(ScriptedEngine(WORDS, before_step=gate)) as server:
-        running_one, finished = generate(server), generate(server, max_tokens=1)
-        await running_one.read()
-        await finished.read()
-        gate.let_through(2)
-        await until(lambda: server.pool.num_running == 1)
-        for call in (running_one, finished):
-            call.call.cancel()
-        await until(lambda: not server.pool.num_read)
-        gate.let_through(50)
-        assert await server.client.cancel(stream_id=running_one.stream_id) == "ABORTED"
-        assert await server.client.cancel(stream_id=finished.stream_id) == "ALREADY_FINISHED"
-        assert server.pool.num_streams == 2
-        async with asyncio.timeout(5):
-            await server.pool.wait_idle()
-
-
 async def test_a_failed_stream_tells_its_status_again() -> None:
     async with running(ScriptedEngine(WORDS, step_s=0.05)) as server:
         request = make_request("x", ignore_eos=True)
