@@ -443,6 +443,7 @@ def test_what_is_to_be_cancelled_on_leaving() -> None:
     machine.failed(WORKER_LOST, 1.0)
     assert on_leaving(machine) is None
     machine = reading(len(LOG))
+    assert on_leaving(machine) is None
     machine.ended()
     assert on_leaving(machine) is None
     machine = follower(window_s=0.0)  # closing the call cancels

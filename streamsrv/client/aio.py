@@ -49,7 +49,7 @@ class Generation(Progress):
         self._reading = asyncio.Lock()
         self._next: NextCall | None = None
         self._call: _Call | None = None
-        self._dropped: weakref.finalize[..., "Generation"] | None = None
+        self._dropped: weakref.finalize[..., Generation] | None = None
         self._failure: StreamsrvError | None = None
         self._closed = False
         self._open(follower.begin())

@@ -130,7 +130,7 @@ class Follower:
     @property
     def cancel_request(self) -> pb.CancelRequest | None:
         """What ends the generation on the server; None where closing the call does, or it has ended."""
-        if not self._window_s or not self._may_run or self.state is FollowState.COMPLETE:
+        if not self._window_s or not self._may_run or self.usage is not None:
             return None
         if self.start is None:
             return pb.CancelRequest(request_id=self.request_id)
