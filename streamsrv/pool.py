@@ -113,6 +113,7 @@ class WorkerPool:
         self._jobs: dict[str, tuple[Job, Worker]] = {}  # by stream id, of those that are computed
         self._expiries: dict[str, asyncio.TimerHandle] = {}  # by stream id, of those without a reader
         self._next_number = 1
+        self._num_admitted = 0
         self._draining = False
         self._changed = asyncio.Event()
 
@@ -130,6 +131,11 @@ class WorkerPool:
     def num_streams(self) -> int:
         """Streams that can be read."""
         return len(self._registry)
+
+    @property
+    def num_admitted(self) -> int:
+        """Requests let in since the start."""
+        return self._num_admitted
 
     @property
     def num_unfinished(self) -> int:
@@ -245,6 +251,7 @@ class WorkerPool:
         worker.submit(job)
         self._next_number += 1
         self._registry.add(stream)
+        self._num_admitted += 1
         self._jobs[stream.stream_id] = (job, worker)
         return stream
 

@@ -90,8 +90,8 @@ async def through(server: TestServer, faults: Iterable[Fault], kind: str, **opti
         return await receive(kind, proxy.target, **options)
 
 
-async def cut_everywhere(kind: str, positions: int | None, **options: Any) -> None:
-    """Cut the connection after every number of bytes, or after so many numbers, and compare."""
+async def cut_everywhere(kind: str, positions: int, **options: Any) -> None:
+    """Cut the connection after so many numbers of bytes, evenly from none to all, and compare."""
     async with running() as server:
         async with FaultyProxy(server.target) as proxy:
             whole = await receive(kind, proxy.target, **options)
@@ -100,8 +100,7 @@ async def cut_everywhere(kind: str, positions: int | None, **options: Any) -> No
         assert whole.ended
         most = options["max_tokens_per_chunk"]
         assert (NUM_TOKENS - 1) / most <= whole.num_chunks <= NUM_TOKENS / most + 2
-        step = 1 if positions is None else total / positions
-        cuts = sorted({int(number * step) for number in range(positions or total)})
+        cuts = sorted({number * total // positions for number in range(positions)})
         free = asyncio.Semaphore(6)
         resumed = set()
 
@@ -114,13 +113,12 @@ async def cut_everywhere(kind: str, positions: int | None, **options: Any) -> No
             if received.num_resumes:  # otherwise cut before the request was sent, or after the last message
                 resumed.add(position)
 
-        num_streams = server.pool.num_streams
+        num_admitted = server.pool.num_admitted
         async with asyncio.TaskGroup() as group:
             for position in cuts:
                 group.create_task(cut_at(position))
         assert len(resumed) > 0.8 * len(cuts)
-        if positions is not None:  # otherwise the first ones are gone by now
-            assert server.pool.num_streams == num_streams + len(cuts), "each request ran once"
+        assert server.pool.num_admitted == num_admitted + len(cuts), "each request ran once"
 
 
 @each_shape
@@ -132,17 +130,21 @@ async def test_a_blocking_client_goes_on_after_a_cut_anywhere_too() -> None:
     await cut_everywhere("sync", 60, max_tokens_per_chunk=1)
 
 
+# At one token a message, each of 200 messages takes some 43 bytes: these cut each at its border and within.
+EVERYWHERE = 420
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(900)
 @each_shape
-async def test_a_connection_cut_after_any_byte_costs_nothing(shape: dict[str, Any]) -> None:
-    await cut_everywhere("async", None, **shape)
+async def test_a_connection_cut_at_every_message_costs_nothing(shape: dict[str, Any]) -> None:
+    await cut_everywhere("async", EVERYWHERE, **shape)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-async def test_a_blocking_client_goes_on_after_a_cut_at_any_byte_too() -> None:
-    await cut_everywhere("sync", None, zstd=True, **EIGHT)
+@pytest.mark.timeout(900)
+async def test_a_blocking_client_goes_on_after_a_cut_at_every_message_too() -> None:
+    await cut_everywhere("sync", EVERYWHERE, zstd=True, **EIGHT)
 
 
 @both
@@ -185,7 +187,7 @@ async def test_a_connection_that_says_nothing_any_more_is_noticed_and_replaced(k
         await until(lambda: not server.pool.num_running)
         began = time.monotonic()
         await until(lambda: proxy.num_connections >= 2)  # the first was given up
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 10
         assert not reading.done()
         proxy.lift()
         received = await reading
@@ -315,7 +317,7 @@ async def test_a_server_that_does_not_come_back_is_given_up_when_the_window_ends
             reading = await broken_off(server, proxy, gate)
         began = time.monotonic()
         error = await incomplete(reading)
-        assert 0.5 < time.monotonic() - began < 5
+        assert 0.5 < time.monotonic() - began < 10
         assert (error.code, error.server_reason) == ("UNAVAILABLE", "")
         assert error.token_ids
         gate.open_for_good()
@@ -331,7 +333,7 @@ async def test_the_time_for_all_of_it_covers_the_resumes() -> None:
         proxy.cut_all()
         error = await incomplete(reading)
         assert error.code == "DEADLINE_EXCEEDED"
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 10
         assert error.token_ids
         gate.open_for_good()
 
@@ -357,4 +359,4 @@ async def test_a_server_that_is_not_there_is_said_soon() -> None:
             await receive(kind, target)
         assert caught.value.code == "UNAVAILABLE"
         assert not isinstance(caught.value, StreamIncompleteError)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
