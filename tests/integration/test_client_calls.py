@@ -296,7 +296,7 @@ async def test_a_server_that_is_stopping_is_tried_again_and_then_said(kind: str)
             began = time.monotonic()
             error = await failure(client.generate())
             assert (error.code, error.server_reason) == ("UNAVAILABLE", "DRAINING")
-            assert 1.0 <= time.monotonic() - began < 3.0
+            assert 1.0 <= time.monotonic() - began < 10
 
 
 @both
