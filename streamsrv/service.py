@@ -28,7 +28,7 @@ from streamsrv.log_format import FieldValue, fields
 from streamsrv.parsing import check_token_ids, encode_prompt, parse_generate, parse_stream, shown_prompt
 from streamsrv.pool import CancelOutcome, WorkerPool
 from streamsrv.request import Codec, RequestLimits, StreamOptions
-from streamsrv.status import abort
+from streamsrv.status import abort, call_ended
 from streamsrv.stream import Caller, Reader, Stream
 from streamsrv.v1 import inference_pb2 as pb
 from streamsrv.v1.inference_pb2_grpc import InferenceServiceServicer
@@ -306,8 +306,11 @@ async def _statuses(context: Context) -> AsyncIterator[None]:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ABORT_S):
                 await abort(context, error)
+    except grpc.aio.InternalError:
+        await call_ended()
+        raise
     except grpc.aio.BaseError:
-        raise  # the call is over already: the client has gone
+        raise  # an abort of our own
     except Exception:
         # Not to hide it: grpc would tell the client what broke inside, and nobody here.
         log.exception("a fault of ours ended a call")

@@ -1,5 +1,6 @@
 """The one table from the server's errors to gRPC statuses with google.rpc details."""
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -39,6 +40,8 @@ STATUS_CODES: dict[type[StreamsrvError], grpc.StatusCode] = {
     StreamsrvError: grpc.StatusCode.INTERNAL,
 }
 _DRAINING_RETRY_S = 1.0
+# How long grpc may take to notice that a call has ended.
+_NOTICE_S = 1.0
 
 
 def status_code(error: StreamsrvError) -> grpc.StatusCode:
@@ -79,7 +82,20 @@ async def abort(context: Any, error: StreamsrvError) -> None:
     metadata = tuple(status.trailing_metadata or ())
     if (retry_s := retry_after_s(error)) is not None:
         metadata += (("grpc-retry-pushback-ms", str(round(retry_s * 1000))),)
-    await context.abort(status.code, status.details or "", metadata)
+    try:
+        await context.abort(status.code, status.details or "", metadata)
+    except grpc.aio.InternalError:
+        await call_ended()
+        raise
+
+
+async def call_ended() -> None:
+    """Wait for the end of a call on which a send has failed, because the client has gone or its time is over.
+
+    grpc cancels the handler then, which raises CancelledError here. A handler that fails before grpc has
+    noticed would be logged as a fault, with a traceback.
+    """
+    await asyncio.sleep(_NOTICE_S)
 
 
 def retry_after_s(error: StreamsrvError) -> float | None:

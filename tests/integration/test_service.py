@@ -1,6 +1,7 @@
 """The whole server over gRPC, with the scripted engine, whose context checks every step that it is given."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from typing import Any
@@ -423,3 +424,19 @@ async def test_least_time_between_chunks_gathers_tokens_and_the_end_does_not_wai
         assert sizes[0] == 1
         assert len(sizes) == 2
         assert time.monotonic() - began < 5
+
+
+async def test_deadlines_that_race_with_the_servers_own_are_not_logged_as_faults(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The server's status and the transport's deadline come in either order, a thousand times."""
+    async with running(ScriptedEngine(step_s=0.001), max_running=8, max_waiting=200) as server:
+
+        async def call(number: int) -> None:
+            with contextlib.suppress(CallFailedError):
+                stream = server.client.generate("word " * (1 + 99 * (number % 2)), timeout_s=number / 1500)
+                await stream.text()
+
+        for _ in range(15):
+            await asyncio.gather(*(call(number) for number in range(1, 101)))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
