@@ -5,15 +5,18 @@ import asyncio
 import random
 import sys
 import time
+import traceback
 from collections import Counter
 
 import grpc
+from hypothesis import HealthCheck, given, settings
 from rich.console import Console
 from rich.progress import Progress
 
 from engines.scripted import DEFAULT_SCRIPT
 from streamsrv.errors import CallFailedError
 from streamsrv.v1.inference_pb2_grpc import InferenceServiceStub
+from tests.integration.test_any_request import cases_strategy, run_cases
 from tests.soak.behaviours import BEHAVIOURS, LIMIT_S, BreachError, Soak
 from tests.soak.server import IDLE_GAUGES, SoakedServer, soaked_server
 
@@ -128,11 +131,38 @@ def report(
     print(f"\n{len(breaches)} breaches" + "".join(f"\n- {breach}" for breach in breaches[:20]), flush=True)
 
 
+def any_requests(num_requests: int) -> bool:
+    """Send requests with any bytes and any field values, as hypothesis finds them."""
+    began_s, num_sent = time.monotonic(), 0
+
+    @given(cases_strategy)
+    @settings(
+        max_examples=num_requests // 20, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
+    def send(cases: list[tuple[str, bytes]]) -> None:
+        nonlocal num_sent
+        asyncio.run(run_cases(cases))
+        num_sent += len(cases)
+
+    try:
+        send()
+    except Exception:
+        traceback.print_exc()
+        print("\n1 breach: a request was answered with a fault of the server's; it is above", flush=True)
+        return False
+    finally:
+        seconds = time.monotonic() - began_s
+        print(f"\n## any bytes and any values: {num_sent:,} requests in {seconds:.0f} s", flush=True)
+    print("\n0 breaches", flush=True)
+    return True
+
+
 def main() -> None:
-    """Soak the scripted engine, then the demo model."""
+    """Soak the scripted engine and the demo model, then send what is no sense."""
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000, help="on the scripted engine (10000)")
     parser.add_argument("--demo-requests", type=int, default=500, help="on the demo model (500)")
+    parser.add_argument("--any-requests", type=int, default=10_000, help="with any content (10000)")
     parser.add_argument("--clients", type=int, default=48, help="at the same time (48)")
     parser.add_argument("--seed", type=int, default=1, help="of what the clients do (1)")
     arguments = parser.parse_args()
@@ -143,6 +173,8 @@ def main() -> None:
     ):
         if count:
             fine &= asyncio.run(soak(name, flags, script, max(count, 10), arguments.clients, arguments.seed))
+    if arguments.any_requests:
+        fine &= any_requests(max(arguments.any_requests, 20))
     sys.exit(0 if fine else 1)
 
 
