@@ -9,6 +9,7 @@ from collections.abc import Sequence as Seq
 from engines.api import StreamsrvError
 from streamsrv import __version__
 from streamsrv.cli import bench, cache, generate, health, keys, models, serve
+from streamsrv.errors import CallFailedError
 
 
 def main(argv: Seq[str] | None = None) -> None:
@@ -23,7 +24,7 @@ def run(argv: Seq[str] | None = None) -> int:
     try:
         command(arguments)
     except StreamsrvError as error:
-        print(f"streamsrv: {error}", file=sys.stderr)
+        print(f"streamsrv: {error}{_hint(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -32,6 +33,13 @@ def run(argv: Seq[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
+
+
+def _hint(error: StreamsrvError) -> str:
+    """Say what to do where the message is grpc's own."""
+    if isinstance(error, CallFailedError) and error.code == "UNAVAILABLE" and not error.server_reason:
+        return ". Is a server running there? `streamsrv serve` starts one; --server names another"
+    return ""
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -93,6 +93,7 @@ def test_a_server_with_tls_client_certificates_and_keys_is_called_with_flags(tmp
         done = streamsrv("generate", "x", *call, "--tls", STREAMSRV_API_KEY=key)
         assert done.returncode == 1
         assert "UNAVAILABLE" in last_line(done)
+        assert "Is a server running there?" in last_line(done)
         done = streamsrv("health", *trusting)
         assert (done.returncode, done.stdout) == (0, "SERVING\n")
 
@@ -161,6 +162,7 @@ def test_a_server_that_is_not_there_is_a_sentence() -> None:
         done = streamsrv(*command, "--server", address)
         assert done.returncode == 1
         assert "UNAVAILABLE" in last_line(done)
+        assert "Is a server running there?" in last_line(done)
 
 
 @pytest.mark.parametrize(

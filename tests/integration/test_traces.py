@@ -107,4 +107,4 @@ async def test_a_collector_that_does_not_answer_holds_up_nobody(
                 took_s = time.monotonic() - began
             stopping_s = time.monotonic() - began - took_s
             assert took_s < 5
-            assert stopping_s < 2
+            assert stopping_s < 5
