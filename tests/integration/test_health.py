@@ -206,7 +206,10 @@ async def test_one_worker_of_two_is_enough_to_serve() -> None:
         assert watch.said == [SERVING]
 
 
-async def test_draining_says_so_before_it_refuses_and_ends_the_watch_when_it_is_over() -> None:
+async def test_draining_says_so_before_it_refuses_and_ends_the_watch_when_it_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("streamsrv.server._FLUSH_S", 10.0)  # what an open call would hold the server up for
     gate = Gate()
     stopping = serving(Settings(listen="127.0.0.1:0", drain_grace_s=20), ScriptedEngine(before_step=gate))
     server = await stopping.__aenter__()
@@ -227,7 +230,7 @@ async def test_draining_says_so_before_it_refuses_and_ends_the_watch_when_it_is_
         assert (await call.rest()).ended
         began = time.monotonic()
         await stop
-        assert time.monotonic() - began < 0.9, "an open watch does not hold the server up"
+        assert time.monotonic() - began < 5, "an open watch does not hold the server up"
         await until(lambda: watch.code is not None)
         assert watch.said == [SERVING, NOT_SERVING]
         assert watch.code is grpc.StatusCode.UNAVAILABLE
