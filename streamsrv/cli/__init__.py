@@ -6,6 +6,10 @@ import sys
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+# Read when grpc is imported: its core's notes on each failed handshake would stand between, or after, what
+# a command says.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+
 from engines.api import StreamsrvError
 from streamsrv import __version__
 from streamsrv.cli import bench, cache, generate, health, keys, models, serve

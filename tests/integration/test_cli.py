@@ -93,7 +93,7 @@ def test_a_server_with_tls_client_certificates_and_keys_is_called_with_flags(tmp
         done = streamsrv("generate", "x", *call, "--tls", STREAMSRV_API_KEY=key)
         assert done.returncode == 1
         assert "UNAVAILABLE" in last_line(done)
-        assert "Is a server running there?" in last_line(done)
+        assert len(done.stderr.splitlines()) == 1, "and none of grpc's own"
         done = streamsrv("health", *trusting)
         assert (done.returncode, done.stdout) == (0, "SERVING\n")
 
