@@ -5,6 +5,7 @@ is one ragged batch, the new tokens of every sequence laid end to end, prefill a
 NumPy and dataclasses here, so that each side can be tested without the other.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias
 
@@ -43,6 +44,12 @@ class CheckpointError(StreamsrvError):
     """A model path is missing, truncated, foreign or of an unsupported kind; the message names it."""
 
     reason = "CHECKPOINT_UNUSABLE"
+
+
+class DeviceLostError(EngineError):
+    """The device under the engine has failed: every context on it is lost, and new ones fail, too."""
+
+    reason = "ENGINE_DEVICE_LOST"
 
 
 class OutOfMemoryError(EngineError):
@@ -90,6 +97,8 @@ class StepBatch:
     """[B + 1] offsets into block_ids; first 0."""
     logit_rows: NDArray[np.int64]
     """[R] indices into token_ids whose next-token logits are wanted, ascending; R may be 0."""
+    full_rows: NDArray[np.bool_] | None = None
+    """[R] which of them are wanted in full from an engine that gives candidates; None is all."""
 
     @property
     def num_sequences(self) -> int:
@@ -103,11 +112,26 @@ class StepBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Candidates:
+    """The best tokens of each row of logits: what an engine gives whose full rows are far away."""
+
+    token_ids: NDArray[np.int64]
+    """[R, K] by falling logit."""
+    logits: FloatArray
+    """[R, K]"""
+    logsumexp: FloatArray
+    """[R] logarithm of the sum of exp(logit) over the whole vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step computed."""
+    """What a step computed. Owned by the context and overwritten by its next step: read it before."""
 
     logits: FloatArray
-    """[R, vocab_size]. Owned by the context and overwritten by its next step: read it before."""
+    """[R, vocab_size]. With candidates, only the rows that were wanted in full hold values."""
+    candidates: Candidates | None = None
+    fetch: Callable[[IntArray], None] | None = None
+    """With candidates: copies more rows, given by index, into `logits`; on the context's thread."""
 
 
 class ExecutionContext(Protocol):

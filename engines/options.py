@@ -7,10 +7,15 @@ from pathlib import Path
 
 
 class WeightFormat(Enum):
-    """How an engine holds the weight matrices; norms and biases are always float32."""
+    """How an engine holds the weight matrices; norms and biases are as precise as the activations."""
 
     INT8 = "int8"
     """8-bit integers with one float scale per output channel."""
+    INT4 = "int4"
+    """4-bit integers with one float scale per 32 inputs of an output channel."""
+    FP8 = "fp8"
+    """8-bit floats (E4M3) with one float scale per output channel."""
+    F16 = "f16"
     BF16 = "bf16"
     FLOAT32 = "float32"
     """Exactly the checkpoint's values."""
@@ -21,6 +26,7 @@ class Precision(Enum):
 
     AUTO = "auto"
     """The fastest that the processor has in hardware."""
+    F16 = "f16"
     BF16 = "bf16"
     F32 = "f32"
     """float32 throughout; with float32 weights and an f32 cache the exact mode that tests compare."""
@@ -56,6 +62,16 @@ class EngineOptions:
     use and from what the model can need."""
     max_context: int | None = None
     """Most tokens of one sequence; None is the model's own context length, which it can only lower."""
+    max_batch: int = 64
+    """Most sequences in one step. Engines that reserve a row of the cache for each plan by it."""
+    max_step_tokens: int = 512
+    """Most tokens in one step. Engines that are compiled for the sizes of steps plan by it."""
+    num_contexts: int = 1
+    """Contexts that will be made: memory is divided among them."""
+    device: int = 0
+    """Which GPU, by its number in CUDA, where the engine uses one."""
+    cuda_graphs: bool = False
+    """Record a step's launches once for each batch size and replay them, where the engine uses a GPU."""
     cache_folder: Path | None = None
     """Where prepared models are kept; None is the user's cache folder."""
     cache_folder_gib: float = 20.0
@@ -63,6 +79,11 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
+        for name in ("max_batch", "max_step_tokens", "num_contexts"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.device < 0:
+            raise ValueError(f"device is {self.device}; it must be 0 or above")
         if self.num_threads is not None and self.num_threads < 1:
             raise ValueError(f"num_threads is {self.num_threads}; it must be at least 1")
         if self.max_context is not None and self.max_context < 1:

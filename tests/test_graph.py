@@ -40,7 +40,7 @@ def tiny_paths(request: pytest.FixtureRequest, tiny_models: dict[str, TinyPaths]
     return tiny_models[request.param.name]
 
 
-@pytest.mark.parametrize("form", WeightFormat)
+@pytest.mark.parametrize("form", [WeightFormat.INT8, WeightFormat.BF16, WeightFormat.FLOAT32])
 def test_every_value_is_defined_once_before_its_use(
     form: WeightFormat, tiny_paths: TinyPaths, tmp_path: Path
 ) -> None:
@@ -147,7 +147,7 @@ class _Generated:
         return np.ones(shape, np.float32)
 
 
-@pytest.mark.parametrize("form", WeightFormat)
+@pytest.mark.parametrize("form", [WeightFormat.INT8, WeightFormat.BF16, WeightFormat.FLOAT32])
 def test_writing_takes_a_few_chunks_of_memory_however_large_the_model(
     form: WeightFormat, tmp_path: Path
 ) -> None:

@@ -187,7 +187,7 @@ def test_int8_stays_within_its_bound_on_the_demo_model(
         assert np.mean(logits.argmax(1) == continued.expected.argmax(1)) > 0.8
 
 
-@pytest.mark.parametrize("weights", WeightFormat)
+@pytest.mark.parametrize("weights", [WeightFormat.INT8, WeightFormat.BF16, WeightFormat.FLOAT32])
 @pytest.mark.parametrize(
     ("precision", "cache_type"),
     [
