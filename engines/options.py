@@ -9,6 +9,8 @@ from pathlib import Path
 class WeightFormat(Enum):
     """How an engine holds the weight matrices; norms and biases are as precise as the activations."""
 
+    AUTO = "auto"
+    """The engine's choice: the fastest that stays close to the checkpoint."""
     INT8 = "int8"
     """8-bit integers with one float scale per output channel."""
     INT4 = "int4"
@@ -52,7 +54,7 @@ class EngineOptions:
 
     """
 
-    weights: WeightFormat = WeightFormat.INT8
+    weights: WeightFormat = WeightFormat.AUTO
     precision: Precision = Precision.AUTO
     cache_type: CacheType = CacheType.AUTO
     num_threads: int | None = None

@@ -52,6 +52,8 @@ _LOG = logging.getLogger(__name__)
 
 ENGINE_NAME = "openvino"
 
+_WEIGHTS = (WeightFormat.INT8, WeightFormat.BF16, WeightFormat.FLOAT32)
+"""What this engine can hold; the first is what AUTO is."""
 _CACHE_TYPES = {
     # The plugin's attention reads bf16 caches only when it computes in bf16, and f16 and f32 ones only
     # when in f32. The first of each row is what AUTO is: two bytes a number cost no accuracy that shows
@@ -71,6 +73,13 @@ def open_openvino(
         EngineError: the settings exclude each other, or it could not be prepared or compiled.
 
     """
+    if options.weights is WeightFormat.AUTO:
+        options = replace(options, weights=_WEIGHTS[0])
+    if options.weights not in _WEIGHTS:
+        raise EngineError(
+            f"the openvino engine does not hold weights as {options.weights.value}; they may be "
+            f"{', '.join(form.value for form in _WEIGHTS)}"
+        )
     core = ov.Core()
     settings = _settings(core, options)
     store = PreparedModels(options.cache_folder, options.cache_folder_gib)
@@ -351,11 +360,13 @@ def _settings(core: ov.Core, options: EngineOptions) -> dict[str, Any]:
 
     """
     precision, cache_type = options.precision, options.cache_type
+    if precision is Precision.F16:
+        raise EngineError("the openvino engine does not compute in f16 on a CPU; it may be bf16 or f32")
     if precision is Precision.AUTO:
         # int8 products run on the same units in either precision, unless there are matrix units for bf16;
         # f32 then costs nothing beside them, and is closer to the checkpoint.
         has_bf16 = "BF16" in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-        fits = options.weights is not WeightFormat.INT8 or _has_matrix_units()
+        fits = options.weights not in (WeightFormat.AUTO, WeightFormat.INT8) or _has_matrix_units()
         precision = Precision.BF16 if has_bf16 and fits else Precision.F32
         if cache_type not in (CacheType.AUTO, *_CACHE_TYPES[precision]):
             precision = Precision.F32 if precision is Precision.BF16 else Precision.BF16

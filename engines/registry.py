@@ -1,12 +1,16 @@
 """The engines by name."""
 
+import logging
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from engines.api import Engine, EngineError
 from engines.checkpoint import open_checkpoint
 from engines.options import EngineOptions
 from engines.spec import ModelInfo
+
+_LOG = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 
@@ -15,6 +19,24 @@ def _open_openvino(path: Path, options: EngineOptions, progress: Progress) -> En
     from engines.ov import open_openvino
 
     return open_openvino(path, options, progress)
+
+
+def _open_onnxruntime(path: Path, options: EngineOptions, progress: Progress) -> Engine:
+    from engines.ort import open_onnxruntime
+
+    return open_onnxruntime(path, options, progress)
+
+
+def _open_tensorrt(path: Path, options: EngineOptions, progress: Progress) -> Engine:
+    from engines.trt import open_trt
+
+    return open_trt("tensorrt", path, options, progress)
+
+
+def _open_tensorrt_rtx(path: Path, options: EngineOptions, progress: Progress) -> Engine:
+    from engines.trt import open_trt
+
+    return open_trt("tensorrt_rtx", path, options, progress)
 
 
 def _open_scripted(_path: Path, _options: EngineOptions, _progress: Progress) -> Engine:
@@ -26,6 +48,9 @@ def _open_scripted(_path: Path, _options: EngineOptions, _progress: Progress) ->
 # Each opener imports its engine's module, and so its package, only when called.
 _OPENERS: Mapping[str, Callable[[Path, EngineOptions, Progress], Engine]] = {
     "openvino": _open_openvino,
+    "onnxruntime": _open_onnxruntime,
+    "tensorrt": _open_tensorrt,
+    "tensorrt_rtx": _open_tensorrt_rtx,
     "scripted": _open_scripted,
 }
 
@@ -51,11 +76,26 @@ def open_engine(
         EngineError: there is no such engine, or it cannot run the model.
 
     """
-    chosen = "openvino" if name == AUTO else name
+    chosen = best_engine() if name == AUTO else name
     opener = _OPENERS.get(chosen)
     if opener is None:
         raise EngineError(f"there is no engine {name!r}; the engines are {', '.join(ENGINE_NAMES)}")
     return opener(model_path, options, progress or (lambda _phase, _done: None))
+
+
+def best_engine(root: Path = Path("/")) -> str:
+    """Name the engine that "auto" is: TensorRT where it and an NVIDIA GPU are there, else OpenVINO."""
+    has_gpu = (root / "dev/nvidia0").exists() or (root / "dev/dxg").exists()  # the second is WSL's
+    if not has_gpu:
+        return "openvino"
+    for name in ("tensorrt", "tensorrt_rtx"):
+        if find_spec(name) is not None and find_spec("pycuda") is not None:
+            return name
+    _LOG.warning(
+        "this machine has an NVIDIA GPU, but neither TensorRT nor PyCUDA: computing on the CPU; "
+        "for the GPU: pip install 'streamsrv[tensorrt]'"
+    )
+    return "openvino"
 
 
 def inspect_model(path: Path) -> ModelInfo:

@@ -8,10 +8,11 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -69,6 +70,24 @@ class Address:
         return f"{host}:{self.port}"
 
 
+class Mode(Enum):
+    """What the settings that trade one for the other lean to, where they are not given."""
+
+    BALANCED = "balanced"
+    LATENCY = "latency"
+    """The next token of each of few streams."""
+    THROUGHPUT = "throughput"
+    """The tokens of all streams together."""
+
+
+# What a mode sets, by field; BALANCED is the fields' own defaults.
+MODE_SETTINGS: Mapping[Mode, Mapping[str, int]] = {
+    Mode.BALANCED: {},
+    Mode.LATENCY: {"max_running": 8, "max_step_tokens": 128, "min_chunk_interval_ms": 0},
+    Mode.THROUGHPUT: {"max_running": 128, "max_step_tokens": 1024, "min_chunk_interval_ms": 50},
+}
+
+
 class Settings(BaseSettings):
     """Everything that can be set. The description of a field is its help text."""
 
@@ -81,7 +100,14 @@ class Settings(BaseSettings):
         None, min_length=1, description="what requests call the model; default: its file's or folder's name"
     )
     engine: str = Field(
-        "auto", description="what computes: auto (the best for this machine), openvino, or scripted"
+        "auto",
+        description="what computes: auto (the best for this machine), openvino or onnxruntime (on a CPU), "
+        "tensorrt or tensorrt_rtx (on an NVIDIA GPU), or scripted",
+    )
+    mode: Mode = Field(
+        Mode.BALANCED,
+        description="latency or throughput: sets max-running, max-step-tokens, min-chunk-interval-ms, and "
+        "for latency on onnxruntime int4 weights, where they are not given",
     )
     listen: str = Field("127.0.0.1:50051", description="HOST:PORT; port 0 takes a free one")
     allow_plaintext: bool = Field(
@@ -118,10 +144,22 @@ class Settings(BaseSettings):
         ge=1,
         description="tokens computed in one step; more is faster for prompts, less is smoother for streams",
     )
-    max_context: int | None = Field(
-        None, ge=2, description="most tokens of a prompt and its output; default: the model's context"
+    min_chunk_interval_ms: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        description="least time between two messages of a stream, for requests that do not say; "
+        "what comes in between is sent together",
     )
-    weights: WeightFormat = Field(WeightFormat.INT8, description="how weights are held")
+    max_context: int | None = Field(
+        None,
+        ge=2,
+        description="most tokens of a prompt and its output; default: the model's context, at most 4,096 on "
+        "engines other than openvino",
+    )
+    weights: WeightFormat = Field(
+        WeightFormat.AUTO, description="how weights are held; auto is int8 on a CPU, f16 on a GPU"
+    )
     precision: Precision = Field(Precision.AUTO, description="in what activations are computed")
     kv_cache_type: CacheType = Field(CacheType.AUTO, description="in what keys and values are kept")
     kv_cache_gib: float | None = Field(
@@ -132,6 +170,10 @@ class Settings(BaseSettings):
     )
     threads: int | None = Field(
         None, ge=1, description="threads that compute; default: the processors this process may use"
+    )
+    gpu: int = Field(0, ge=0, description="the GPU that computes, by its number, where the engine uses one")
+    cuda_graphs: bool = Field(
+        False, description="record the launches of a step for each batch size and replay them, on a GPU"
     )
     cache_dir: Path | None = Field(
         None, description="where prepared models are kept; default: the user's cache folder"
@@ -175,6 +217,19 @@ class Settings(BaseSettings):
         0.0, ge=0, le=60_000, description="engine 'scripted' only: milliseconds that a step takes"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _apply_mode(cls, given: Any) -> Any:
+        """Put what the mode sets in the place of defaults."""
+        try:
+            mode = Mode(given.get("mode", Mode.BALANCED))
+        except ValueError:
+            return given  # refused as a field
+        settings: dict[str, object] = dict(MODE_SETTINGS[mode])
+        if mode is Mode.LATENCY and given.get("engine") == "onnxruntime":
+            settings["weights"] = WeightFormat.INT4
+        return settings | given
+
     @property
     def address(self) -> Address:
         """Where to listen."""
@@ -205,6 +260,11 @@ class Settings(BaseSettings):
             num_threads=self.threads,
             cache_gib=self.kv_cache_gib,
             max_context=self.max_context,
+            max_batch=self.max_running,
+            max_step_tokens=self.max_step_tokens,
+            num_contexts=self.workers,
+            device=self.gpu,
+            cuda_graphs=self.cuda_graphs,
             cache_folder=self.cache_dir,
             cache_folder_gib=self.cache_dir_gib,
         )

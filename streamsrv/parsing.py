@@ -189,9 +189,10 @@ def parse_stream(message: pb.StreamOptions) -> StreamOptions:
     """
     known = [CODEC_FROM_PB[number] for number in message.accepted_codecs if number in CODEC_FROM_PB]
     most = message.max_tokens_per_chunk if message.HasField("max_tokens_per_chunk") else None
+    has_interval = message.HasField("min_chunk_interval_ms")
     return StreamOptions(
         codec=known[0] if known else Codec.PLAIN,
         max_tokens_per_chunk=most,
-        min_chunk_interval_s=message.min_chunk_interval_ms / 1000,
+        min_chunk_interval_s=message.min_chunk_interval_ms / 1000 if has_interval else None,
         resume_window_s=message.resume_window_ms / 1000,
     )

@@ -147,8 +147,8 @@ class StreamOptions:
     codec: Codec = Codec.PLAIN
     max_tokens_per_chunk: int | None = None
     """None: whatever is ready goes out together."""
-    min_chunk_interval_s: float = 0.0
-    """Least time between two messages with tokens, in seconds."""
+    min_chunk_interval_s: float | None = None
+    """Least time between two messages with tokens, in seconds; None leaves it to the server."""
     resume_window_s: float = 0.0
     """How long the stream shall outlive its reader, in seconds; the server grants what it allows."""
 
@@ -158,10 +158,11 @@ class StreamOptions:
             "stream.max_tokens_per_chunk",
             f"must be at least 1, got {self.max_tokens_per_chunk}; leave it out for no bound",
         )
+        interval_s = self.min_chunk_interval_s or 0.0
         _require(
-            0 <= self.min_chunk_interval_s <= MAX_CHUNK_INTERVAL_S,
+            0 <= interval_s <= MAX_CHUNK_INTERVAL_S,
             "stream.min_chunk_interval_ms",
-            f"must be at most {MAX_CHUNK_INTERVAL_S * 1000:.0f}, got {self.min_chunk_interval_s * 1000:.0f}",
+            f"must be at most {MAX_CHUNK_INTERVAL_S * 1000:.0f}, got {interval_s * 1000:.0f}",
         )
 
 

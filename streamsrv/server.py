@@ -162,6 +162,7 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
                 max_stop_bytes=settings.max_stop_bytes,
                 max_stop_token_ids=settings.max_stop_token_ids,
             ),
+            min_chunk_interval_s=settings.min_chunk_interval_ms / 1000,
             observers=observers,
             chunk_totals=metrics.chunks,
             log_prompts=settings.log_prompts,

@@ -61,19 +61,22 @@ class InferenceService(InferenceServiceServicer):
         max_message_bytes: int,
         stall_limit_s: float,
         limits: RequestLimits,
+        min_chunk_interval_s: float = 0.0,
         observers: Iterable[CallObserver] = (),
         chunk_totals: ChunkTotals | None = None,
         log_prompts: bool = False,
     ) -> None:
         """`pools` are the models by name, at least one; a client may take nothing for `stall_limit_s`.
 
-        `observers` are told of each Generate and Resume, with the prompt if `log_prompts`.
+        `min_chunk_interval_s` is for requests that do not say theirs. `observers` are told of each Generate
+        and Resume, with the prompt if `log_prompts`.
         """
         self._pools = dict(pools)
         self._default = next(iter(pools))
         self._max_message_bytes = max_message_bytes
         self._stall_limit_s = stall_limit_s
         self._limits = limits
+        self._min_chunk_interval_s = min_chunk_interval_s
         self._observers = tuple(observers)
         self._chunk_totals = chunk_totals
         self._log_prompts = log_prompts
@@ -220,6 +223,9 @@ class InferenceService(InferenceServiceServicer):
             await self._write(context, _start(stream, call.position, options.codec, call.model, pool))
             encoder = ChunkEncoder(stream.stream_id, options.codec, stream.output, self._chunk_totals)
             most = min(options.max_tokens_per_chunk or MAX_TOKENS_PER_MESSAGE, MAX_TOKENS_PER_MESSAGE)
+            interval_s = options.min_chunk_interval_s
+            if interval_s is None:
+                interval_s = self._min_chunk_interval_s
             while not reader.replaced:
                 position = reader.position
                 elements = reader.take(most)
@@ -227,8 +233,8 @@ class InferenceService(InferenceServiceServicer):
                     if log.isEnabledFor(logging.DEBUG):
                         log.debug("chunk", extra=fields(_chunk(stream, position, len(elements))))
                     await self._write(context, encoder.encode(position, elements))
-                    if options.min_chunk_interval_s and not stream.log.ended:
-                        await _pause(options.min_chunk_interval_s, reader, changed)
+                    if interval_s and not stream.log.ended:
+                        await _pause(interval_s, reader, changed)
                 elif reader.at_end:
                     break
                 else:

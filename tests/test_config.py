@@ -43,7 +43,7 @@ def test_the_file_can_be_named_by_a_variable(tmp_path: Path, monkeypatch: pytest
     [
         ({"threads": "0"}, "--threads (or STREAMSRV_THREADS) is '0'"),
         ({"threads": "many"}, "integer"),
-        ({"weights": "int3"}, "'int8', 'bf16' or 'float32'"),
+        ({"weights": "int3"}, "'f16', 'bf16' or 'float32'"),
         ({"kv_cache_gib": "nan"}, "--kv-cache-gib"),
         ({"kv_cache_gib": "-1"}, "greater than 0"),
         ({"max_running": "700"}, "at least --max-running"),
@@ -153,3 +153,34 @@ def test_every_setting_is_documented() -> None:
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().max_running = 3  # type: ignore[misc]
+
+
+def test_a_mode_sets_what_is_not_given() -> None:
+    balanced, latency, throughput = (
+        load_settings({"mode": m}) for m in ("balanced", "latency", "throughput")
+    )
+    assert balanced.model_dump() == load_settings({}).model_dump()
+    assert (latency.max_running, latency.max_step_tokens, latency.min_chunk_interval_ms) == (8, 128, 0)
+    assert (throughput.max_running, throughput.max_step_tokens) == (128, 1024)
+    assert throughput.min_chunk_interval_ms == 50
+    assert latency.weights is WeightFormat.AUTO
+
+
+def test_what_is_given_wins_over_the_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "streamsrv.toml"
+    file.write_text('mode = "latency"\nmax_step_tokens = 99\n')
+    monkeypatch.setenv("STREAMSRV_MIN_CHUNK_INTERVAL_MS", "7")
+    settings = load_settings({"max_running": 3}, file)
+    assert (settings.max_running, settings.max_step_tokens, settings.min_chunk_interval_ms) == (3, 99, 7)
+
+
+def test_latency_on_onnxruntime_takes_int4_weights_unless_others_are_given() -> None:
+    settings = load_settings({"mode": "latency", "engine": "onnxruntime"})
+    assert settings.weights is WeightFormat.INT4
+    settings = load_settings({"mode": "latency", "engine": "onnxruntime", "weights": "int8"})
+    assert settings.weights is WeightFormat.INT8
+
+
+def test_an_unknown_mode_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(SettingsError, match="'balanced', 'latency' or 'throughput'"):
+        load_settings({"mode": "fast"})

@@ -647,6 +647,20 @@ class _Processor:
         return self._capabilities
 
 
+@pytest.mark.parametrize("weights", [WeightFormat.INT4, WeightFormat.FP8, WeightFormat.F16])
+def test_weights_that_it_cannot_hold_are_refused_with_those_that_it_can(
+    weights: WeightFormat, llama: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(EngineError, match=f"as {weights.value}; they may be int8, bf16, float32"):
+        open_openvino(llama, EngineOptions(weights, cache_folder=tmp_path), lambda _phase, _done: None)
+
+
+def test_it_does_not_compute_in_f16(llama: Path, tmp_path: Path) -> None:
+    options = EngineOptions(precision=Precision.F16, cache_folder=tmp_path)
+    with pytest.raises(EngineError, match="it may be bf16 or f32"):
+        open_openvino(llama, options, lambda _phase, _done: None)
+
+
 @pytest.mark.parametrize(
     ("has_bf16", "has_matrix_units", "weights", "precision", "cache_type"),
     [

@@ -7,7 +7,7 @@ import pytest
 
 from engines.api import CheckpointError, EngineError, EngineNotInstalledError
 from engines.options import EngineOptions
-from engines.registry import ENGINE_NAMES, inspect_model, open_engine
+from engines.registry import ENGINE_NAMES, best_engine, inspect_model, open_engine
 from tests import tiny
 from tests.conftest import TinyPaths
 
@@ -44,3 +44,19 @@ def test_an_engine_without_its_package_is_refused_before_the_model_is_read(
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(EngineNotInstalledError, match="needs the package openvino"):
         open_engine("auto", tmp_path / "missing.gguf", EngineOptions())
+
+
+def test_the_best_engine_with_a_gpu_is_tensorrt_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    assert best_engine(tmp_path / "elsewhere") == "openvino"
+    installed: set[str] = set()
+    monkeypatch.setattr("engines.registry.find_spec", lambda name: name if name in installed else None)
+    assert best_engine(tmp_path) == "openvino"
+    assert "pip install 'streamsrv[tensorrt]'" in caplog.text
+    installed |= {"tensorrt_rtx", "pycuda"}
+    assert best_engine(tmp_path) == "tensorrt_rtx"
+    installed |= {"tensorrt"}
+    assert best_engine(tmp_path) == "tensorrt"

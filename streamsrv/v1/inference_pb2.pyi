@@ -534,7 +534,8 @@ class StreamOptions(_message.Message):
     """
     min_chunk_interval_ms: _builtins.int
     """min_chunk_interval_ms is the least time between two messages with tokens; what comes in between is sent
-    together. The first tokens and the end of the stream do not wait. Absent: 0. At most 10,000.
+    together. The first tokens and the end of the stream do not wait. Absent: the server's own setting, 0
+    unless it prefers throughput. At most 10,000.
     """
     resume_window_ms: _builtins.int
     """resume_window_ms is how long the stream shall outlive a broken connection, so that Resume can pick it
