@@ -426,6 +426,15 @@ async def test_least_time_between_chunks_gathers_tokens_and_the_end_does_not_wai
         assert time.monotonic() - began < 5
 
 
+async def test_the_servers_least_time_between_chunks_is_for_requests_that_do_not_say_theirs() -> None:
+    async with running(ScriptedEngine(WORDS, step_s=0.01), min_chunk_interval_ms=10_000) as server:
+        silent = [chunk.num_tokens async for chunk in server.client.generate("x")]
+        spoken = [chunk.num_tokens async for chunk in server.client.generate("x", min_chunk_interval_ms=0)]
+    assert len(silent) == 2
+    assert len(spoken) > 2
+    assert sum(silent) == sum(spoken)
+
+
 async def test_deadlines_that_race_with_the_servers_own_are_not_logged_as_faults(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
