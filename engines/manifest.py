@@ -5,7 +5,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engines.options import WeightFormat
+from engines.form import Dialect, GraphForm
+from engines.options import Precision, WeightFormat
 from engines.spec import Family, ModelInfo, ModelSpec, RopeScaling, Vocabulary
 
 MANIFEST_FILE = "model.json"
@@ -25,8 +26,7 @@ class Manifest:
     """The description of one prepared model."""
 
     model: ModelInfo
-    weights: WeightFormat
-    dialect: str
+    form: GraphForm
     files: dict[str, FileRecord]
     """By name; every file of the folder but the manifest itself."""
 
@@ -34,7 +34,12 @@ class Manifest:
         """Write the manifest; the tokenizer is a file of its own."""
         vocabulary = replace(self.model.vocabulary, tokenizer_json="")
         content = asdict(replace(self, model=replace(self.model, vocabulary=vocabulary)))
-        content["weights"] = self.weights.value
+        content["form"] = {
+            "dialect": self.form.dialect.value,
+            "weights": self.form.weights.value,
+            "activations": self.form.activations.value,
+            "num_candidates": self.form.num_candidates,
+        }
         content["model"]["spec"]["family"] = self.model.spec.family.value
         (folder / MANIFEST_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
@@ -59,10 +64,15 @@ class Manifest:
             vocabulary["eos_token_ids"] = tuple(vocabulary["eos_token_ids"])
             vocabulary["tokenizer_json"] = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
             model["spec"], model["vocabulary"] = ModelSpec(**spec), Vocabulary(**vocabulary)
+            form = content["form"]
             return cls(
                 model=ModelInfo(**model),
-                weights=WeightFormat(content["weights"]),
-                dialect=content["dialect"],
+                form=GraphForm(
+                    dialect=Dialect(form["dialect"]),
+                    weights=WeightFormat(form["weights"]),
+                    activations=Precision(form["activations"]),
+                    num_candidates=form["num_candidates"],
+                ),
                 files={name: FileRecord(**record) for name, record in content["files"].items()},
             )
         except UnicodeDecodeError as error:

@@ -21,6 +21,7 @@ from engines.api import (
     StepResult,
 )
 from engines.cachesize import size_cache
+from engines.form import Dialect, GraphForm
 from engines.memory import (
     GIB,
     available_bytes,
@@ -83,7 +84,7 @@ def open_openvino(
     core = ov.Core()
     settings = _settings(core, options)
     store = PreparedModels(options.cache_folder, options.cache_folder_gib)
-    prepared = store.open(path, options.weights, "paged", progress)
+    prepared = store.open(path, GraphForm(Dialect.PAGED, options.weights), progress)
     try:
         progress("compile", 0.0)
         engine = OpenVinoEngine(core, prepared, options, settings)

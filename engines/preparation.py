@@ -10,6 +10,7 @@ from pathlib import Path
 
 from engines.api import EngineError
 from engines.checkpoint import open_checkpoint
+from engines.form import GraphForm
 from engines.manifest import TOKENIZER_FILE, FileRecord, Manifest
 from engines.memory import GIB
 from engines.options import WeightFormat
@@ -20,12 +21,19 @@ WEIGHTS_FILE = "model.weights"
 DRAFT_PREFIX = "draft-"
 """Begins the names of folders that are not, or no longer, a model."""
 
-_BYTES_PER_WEIGHT = {WeightFormat.INT8: 1, WeightFormat.BF16: 2, WeightFormat.FLOAT32: 4}
+_BYTES_PER_WEIGHT = {
+    WeightFormat.INT4: 0.5,
+    WeightFormat.INT8: 1,
+    WeightFormat.FP8: 1,
+    WeightFormat.F16: 2,
+    WeightFormat.BF16: 2,
+    WeightFormat.FLOAT32: 4,
+}
 
 Progress = Callable[[str, float], None]
 
 
-def make_entry(entry: Path, path: Path, weights: WeightFormat, dialect: str, report: Progress) -> None:
+def make_entry(entry: Path, path: Path, form: GraphForm, report: Progress) -> None:
     """Prepare the model of `path` as the folder `entry`, in place of one that may be there.
 
     The caller keeps others from making it at the same time.
@@ -39,7 +47,7 @@ def make_entry(entry: Path, path: Path, weights: WeightFormat, dialect: str, rep
         shutil.rmtree(leftover, ignore_errors=True)  # of a process that died
     draft = _draft_folder(entry)
     try:
-        _write(draft, path, weights, dialect, report)
+        _write(draft, path, form, report)
         if entry.exists():
             remove_entry(entry)
         draft.rename(entry)
@@ -70,11 +78,11 @@ def _no_space(folder: Path, path: Path, needed: str = "more") -> EngineError:
     )
 
 
-def _write(draft: Path, path: Path, weights: WeightFormat, dialect: str, report: Progress) -> None:
-    from engines.graph import DIALECTS, write_model  # the only place that needs onnx
+def _write(draft: Path, path: Path, form: GraphForm, report: Progress) -> None:
+    from engines.graph import write_model  # the only place that needs onnx
 
     with open_checkpoint(path) as checkpoint:
-        needed = checkpoint.spec.num_parameters * _BYTES_PER_WEIGHT[weights]
+        needed = checkpoint.spec.num_parameters * _BYTES_PER_WEIGHT[form.weights]
         if shutil.disk_usage(draft).free < needed:
             raise _no_space(draft.parent, path, f"{needed / GIB:.2f} GiB")
         model = checkpoint.info
@@ -82,8 +90,7 @@ def _write(draft: Path, path: Path, weights: WeightFormat, dialect: str, report:
             checkpoint.spec,
             checkpoint,
             draft / GRAPH_FILE,
-            weights,
-            DIALECTS[dialect](),
+            form,
             lambda done: report("convert", done),
         )
     (draft / TOKENIZER_FILE).write_text(model.vocabulary.tokenizer_json, encoding="utf-8")
@@ -92,4 +99,4 @@ def _write(draft: Path, path: Path, weights: WeightFormat, dialect: str, report:
         with file.open("rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
         files[file.name] = FileRecord(file.stat().st_size, digest)
-    Manifest(model, weights, dialect, files).write(draft)
+    Manifest(model, form, files).write(draft)

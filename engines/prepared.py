@@ -2,7 +2,7 @@
 
 A prepared model is a folder: the graph, its weights, the tokenizer and a manifest with each file's
 size and SHA-256. Its name has two hashes: of what it was made from (the content of the model's files, the
-weight format, the dialect) and of the code that prepares. It appears under that name by one rename,
+form of the graph) and of the code that prepares. It appears under that name by one rename,
 complete.
 
 When a model is opened, each file's size is compared with the manifest, and its SHA-256 if the file is
@@ -25,9 +25,9 @@ from engines.api import CheckpointError, EngineError
 from engines.checkpoint import open_checkpoint
 from engines.digests import FileDigests
 from engines.filelock import FileLock
+from engines.form import GraphForm
 from engines.manifest import MANIFEST_FILE, FileRecord, Manifest
 from engines.memory import GIB
-from engines.options import WeightFormat
 from engines.preparation import DRAFT_PREFIX, Progress, make_entry, remove_entry
 from engines.spec import ModelInfo
 
@@ -41,15 +41,25 @@ _SOURCE_SUFFIXES = {".safetensors", ".json", ".jinja", ".model", ".txt"}
 _RUNTIME_MODULES = {
     "api.py",
     "cachesize.py",
+    "cuda.py",
+    "cuda_api.py",
     "demo_model.py",
     "digests.py",
     "filelock.py",
+    "linear.py",
     "memory.py",
+    "ort.py",
     "ov.py",
     "ov_graph.py",
+    "plan_key.py",
+    "plans.py",
     "prepared.py",
     "registry.py",
     "scripted.py",
+    "trt.py",
+    "trt_build.py",
+    "trt_graph.py",
+    "trt_library.py",
 }
 """Modules that have no part in what is prepared."""
 
@@ -62,8 +72,7 @@ class PreparedEntry:
     name: str
     path: str
     """The model that it was made from."""
-    weights: WeightFormat
-    dialect: str
+    form: GraphForm
     size_bytes: int
     last_used: float
     """Seconds since the epoch."""
@@ -103,20 +112,17 @@ class PreparedModels:
         """Where the models are."""
         return self._folder
 
-    def open(
-        self, path: Path, weights: WeightFormat, dialect: str, progress: Progress | None = None
-    ) -> PreparedModel:
+    def open(self, path: Path, form: GraphForm, progress: Progress | None = None) -> PreparedModel:
         """Take a model out of the folder, or prepare it into it.
 
         Args:
             path: the checkpoint.
-            weights: how to hold the matrices.
-            dialect: one of `engines.graph.DIALECTS`.
+            form: what the graph is to be like.
             progress: called with a phase's name and the fraction done.
 
         Raises:
             CheckpointError: the path holds no supported model.
-            EngineError: the folder cannot be used, or has no room.
+            EngineError: the model has no graph of that form, or the folder cannot be used or has no room.
 
         """
         report = progress or (lambda _phase, _done: None)
@@ -132,7 +138,7 @@ class PreparedModels:
         try:
             report("read", 0.0)
             digests = FileDigests(folder / _DIGESTS_FOLDER)
-            entry = folder / _key(path, weights, dialect, digests)
+            entry = folder / _key(path, form, digests)
             report("read", 1.0)
             use = FileLock(_use_lock(entry))
             use.shared()
@@ -142,7 +148,7 @@ class PreparedModels:
                 with FileLock(_make_lock(entry)) as make:
                     make.exclusive()
                     if _verified(entry, digests, warn=False) is None:  # nobody else made it meanwhile
-                        make_entry(entry, path, weights, dialect, report)
+                        make_entry(entry, path, form, report)
                     make.discard()
                 manifest = Manifest.read(entry)
             (entry / _USED_FILE).touch()
@@ -168,8 +174,7 @@ class PreparedModels:
                     key=folder.name,
                     name=manifest.model.name,
                     path=manifest.model.path,
-                    weights=manifest.weights,
-                    dialect=manifest.dialect,
+                    form=manifest.form,
                     size_bytes=_size_bytes(folder),
                     last_used=_last_used(folder),
                 )
@@ -218,14 +223,14 @@ class PreparedModels:
                 _LOG.info("removed the prepared model %s", entry)
 
 
-def _key(path: Path, weights: WeightFormat, dialect: str, digests: FileDigests) -> str:
+def _key(path: Path, form: GraphForm, digests: FileDigests) -> str:
     """Name what would be prepared from a path."""
     try:
         sources = [[file.name, digests.sha256(file)] for file in _source_files(path)]
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from error
     name = path.resolve().name  # names a model that does not say its own
-    parts = [name, sources, weights.value, dialect]
+    parts = [name, sources, form.label]
     return f"{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}-{_code_digest()[:8]}"
 
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from engines.api import FloatArray
 from engines.checkpoint import open_checkpoint
-from engines.graph import PagedDialect, write_model
+from engines.form import Dialect, GraphForm
+from engines.graph import write_model
 from engines.options import WeightFormat
 from engines.spec import Family, ModelSpec
 from engines.tensors import tensor_shapes
@@ -25,7 +26,7 @@ from tests.conftest import TinyPaths
 def write(path: Path, folder: Path, form: WeightFormat) -> onnx.ModelProto:
     """Write a checkpoint's graph and load it, without the weights."""
     with open_checkpoint(path) as checkpoint:
-        write_model(checkpoint.spec, checkpoint, folder / "model.onnx", form, PagedDialect())
+        write_model(checkpoint.spec, checkpoint, folder / "model.onnx", GraphForm(Dialect.PAGED, form))
     return onnx.load(folder / "model.onnx", load_external_data=False)
 
 
@@ -171,7 +172,7 @@ def test_writing_takes_a_few_chunks_of_memory_however_large_the_model(
     )
     source = _Generated(spec)
     tracemalloc.start()
-    write_model(spec, source, tmp_path / "model.onnx", form, PagedDialect())
+    write_model(spec, source, tmp_path / "model.onnx", GraphForm(Dialect.PAGED, form))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert 4 * spec.num_parameters > 15 * CHUNK_BYTES

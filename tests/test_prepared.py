@@ -15,6 +15,7 @@ import pytest
 from engines.api import CheckpointError, EngineError
 from engines.digests import FileDigests
 from engines.filelock import FileLock
+from engines.form import Dialect, GraphForm
 from engines.manifest import MANIFEST_FILE, TOKENIZER_FILE, Manifest
 from engines.options import WeightFormat
 from engines.preparation import GRAPH_FILE
@@ -23,7 +24,8 @@ from engines.weightfile import WeightFile
 from tests import tiny
 from tests.conftest import TinyPaths
 
-INT8 = WeightFormat.INT8
+INT8 = GraphForm(Dialect.PAGED, WeightFormat.INT8)
+BF16 = GraphForm(Dialect.PAGED, WeightFormat.BF16)
 WEIGHTS_FILE = "model.weights"
 
 
@@ -62,9 +64,9 @@ def age(path: Path, seconds: float = 100.0) -> None:
     os.utime(path, (then, then))
 
 
-def prepare(cache: Path, path: Path, weights: WeightFormat = INT8, bound_gib: float = 1.0) -> Path:
+def prepare(cache: Path, path: Path, form: GraphForm = INT8, bound_gib: float = 1.0) -> Path:
     """Open a model and close it; its folder."""
-    model = PreparedModels(cache, bound_gib).open(path, weights, "paged")
+    model = PreparedModels(cache, bound_gib).open(path, form)
     model.close()
     return model.folder
 
@@ -72,7 +74,7 @@ def prepare(cache: Path, path: Path, weights: WeightFormat = INT8, bound_gib: fl
 def test_a_second_opening_reads_no_checkpoint(
     gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = PreparedModels(cache).open(gguf, INT8, "paged")
+    first = PreparedModels(cache).open(gguf, INT8)
     first.close()
 
     def refuse(path: Path) -> None:
@@ -80,7 +82,7 @@ def test_a_second_opening_reads_no_checkpoint(
 
     monkeypatch.setattr("engines.preparation.open_checkpoint", refuse)
     monkeypatch.setattr("engines.prepared.open_checkpoint", refuse)
-    second = PreparedModels(cache).open(gguf, INT8, "paged")
+    second = PreparedModels(cache).open(gguf, INT8)
     second.close()
     assert second.model == first.model
     assert second.folder == first.folder
@@ -96,7 +98,7 @@ def test_the_manifest_keeps_everything_about_each_family(
             with open_checkpoint(path) as checkpoint:
                 expected = checkpoint.info
             folder = prepare(cache, path)
-            assert PreparedModels(cache).open(path, INT8, "paged").model == expected
+            assert PreparedModels(cache).open(path, INT8).model == expected
             assert Manifest.read(folder).model == expected
 
 
@@ -111,7 +113,7 @@ def test_another_content_or_weight_format_is_another_entry(
     gguf: Path, cache: Path, made: list[Path], tiny_models: dict[str, TinyPaths]
 ) -> None:
     first = prepare(cache, gguf)
-    assert prepare(cache, gguf, WeightFormat.BF16) != first
+    assert prepare(cache, gguf, BF16) != first
     shutil.copyfile(tiny_models[tiny.QWEN2.name].gguf, gguf)
     assert prepare(cache, gguf) != first
     assert len(made) == 3
@@ -124,7 +126,7 @@ def test_a_copy_elsewhere_uses_the_same_entry_under_its_own_path(
     copy = gguf.parent / "elsewhere" / gguf.name
     copy.parent.mkdir()
     shutil.copyfile(gguf, copy)
-    model = PreparedModels(cache).open(copy, INT8, "paged")
+    model = PreparedModels(cache).open(copy, INT8)
     model.close()
     assert model.model.path == str(copy)
     assert len(made) == 1
@@ -149,7 +151,7 @@ def test_a_change_of_the_code_that_prepares_replaces_the_entry(
     gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = prepare(cache, gguf)
-    other = prepare(cache, gguf, WeightFormat.BF16)
+    other = prepare(cache, gguf, BF16)
     monkeypatch.setattr("engines.prepared._code_digest", lambda: "0123456789")
     new = prepare(cache, gguf)
     assert new.exists()
@@ -201,7 +203,7 @@ def test_a_damaged_manifest_is_rebuilt(content: str, gguf: Path, cache: Path, ma
 
 
 def test_a_damaged_entry_in_use_is_rebuilt_beside_its_user(gguf: Path, cache: Path) -> None:
-    user = PreparedModels(cache).open(gguf, INT8, "paged")
+    user = PreparedModels(cache).open(gguf, INT8)
     with (user.folder / WEIGHTS_FILE).open("rb") as held:
         truncate(user.folder / GRAPH_FILE)
         assert prepare(cache, gguf) == user.folder
@@ -223,7 +225,7 @@ def test_what_a_killed_process_left_is_cleaned_up(gguf: Path, cache: Path) -> No
 def _prepare_in_process(cache: Path, path: Path, barrier: Any, results: Any) -> None:
     phases = []
     barrier.wait()
-    model = PreparedModels(cache).open(path, INT8, "paged", lambda phase, _done: phases.append(phase))
+    model = PreparedModels(cache).open(path, INT8, lambda phase, _done: phases.append(phase))
     results.put((str(model.folder), "convert" in phases, (model.folder / WEIGHTS_FILE).stat().st_size))
     model.close()
 
@@ -261,8 +263,8 @@ def test_beyond_the_bound_the_least_recently_used_go_first(
 def test_neither_what_was_just_opened_nor_what_is_in_use_is_removed(
     tiny_models: dict[str, TinyPaths], cache: Path
 ) -> None:
-    used = PreparedModels(cache, 0).open(tiny_models[tiny.QWEN2.name].gguf, INT8, "paged")
-    opened = PreparedModels(cache, 0).open(tiny_models[tiny.QWEN3.name].gguf, INT8, "paged")
+    used = PreparedModels(cache, 0).open(tiny_models[tiny.QWEN2.name].gguf, INT8)
+    opened = PreparedModels(cache, 0).open(tiny_models[tiny.QWEN3.name].gguf, INT8)
     assert used.folder.exists()
     assert opened.folder.exists()
     used.close()
@@ -278,14 +280,14 @@ def test_entries_are_listed_by_use(tiny_models: dict[str, TinyPaths], cache: Pat
     first, second = PreparedModels(cache).entries()
     assert (first.name, second.name) == (tiny.QWEN2.name, tiny.QWEN3.name)
     assert first.path == str(tiny_models[tiny.QWEN2.name].gguf)
-    assert (first.weights, first.dialect) == (INT8, "paged")
+    assert first.form == INT8
     assert first.size_bytes > 10_000
     assert 40 < time.time() - first.last_used < 80
 
 
 def test_clearing_leaves_what_is_in_use(tiny_models: dict[str, TinyPaths], cache: Path) -> None:
     store = PreparedModels(cache)
-    used = store.open(tiny_models[tiny.QWEN2.name].gguf, INT8, "paged")
+    used = store.open(tiny_models[tiny.QWEN2.name].gguf, INT8)
     unused = prepare(cache, tiny_models[tiny.QWEN3.name].gguf)
     size = sum(file.stat().st_size for file in unused.iterdir())
     assert store.clear() == size
@@ -296,7 +298,7 @@ def test_clearing_leaves_what_is_in_use(tiny_models: dict[str, TinyPaths], cache
 
 
 def test_closing_twice_is_allowed(gguf: Path, cache: Path) -> None:
-    model = PreparedModels(cache).open(gguf, INT8, "paged")
+    model = PreparedModels(cache).open(gguf, INT8)
     model.close()
     model.close()
 
@@ -329,7 +331,7 @@ def test_without_a_writable_default_folder_a_temporary_one_serves(
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setattr("engines.prepared.platformdirs.user_cache_path", lambda _: tmp_path / "file" / "x")
     with caplog.at_level(logging.WARNING):
-        model = PreparedModels().open(gguf, INT8, "paged")
+        model = PreparedModels().open(gguf, INT8)
     assert "cannot be written" in caplog.text
     assert (model.folder / GRAPH_FILE).exists()
     model.close()

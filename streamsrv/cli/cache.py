@@ -34,7 +34,7 @@ def _cache(arguments: argparse.Namespace) -> None:
     entries = prepared.entries()
     for entry in entries:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used))
-        print(f"{entry.size_bytes / 2**20:>10,.0f} MiB  used {used}  {entry.name}")
+        print(f"{entry.size_bytes / 2**20:>10,.0f} MiB  used {used}  {entry.name} ({entry.form.label})")
     total = sum(entry.size_bytes for entry in entries)
     print(
         f"{len(entries)} prepared models, {total / 2**20:,.0f} MiB of {settings.cache_dir_gib:g} GiB, "
