@@ -1,19 +1,20 @@
 """Who owns which block of the key/value cache."""
 
-from collections import deque
+import heapq
 from collections.abc import Iterable
 
 
 class BlockPool:
     """The free list and the reference counts of `num_blocks` blocks, numbered from 0.
 
-    A block is free (no references) or owned (one reference or more), never both.
+    A block is free (no references) or owned (one reference or more), never both. The lowest free blocks
+    are given first: engines that compute contiguous ranges of blocks then have few gaps to pass over.
     """
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
             raise ValueError(f"a pool needs at least one block, got {num_blocks}")
-        self._free = deque(range(num_blocks))
+        self._free = list(range(num_blocks))  # a heap
         self._references = [0] * num_blocks
 
     @property
@@ -30,7 +31,7 @@ class BlockPool:
         """Take `count` blocks, each with one reference, or none at all if fewer are free."""
         if count > len(self._free):
             return None
-        blocks = [self._free.popleft() for _ in range(count)]
+        blocks = [heapq.heappop(self._free) for _ in range(count)]
         for block in blocks:
             self._references[block] = 1
         return blocks
@@ -41,7 +42,7 @@ class BlockPool:
             assert self._references[block] > 0, f"block {block} is free already"
             self._references[block] -= 1
             if self._references[block] == 0:
-                self._free.append(block)
+                heapq.heappush(self._free, block)
 
     def check_integrity(self, owners: Iterable[Iterable[int]]) -> None:
         """Hold the books against the owners' own lists of blocks; for tests and idle moments.

@@ -14,6 +14,15 @@ def test_a_pool_gives_all_blocks_or_none() -> None:
     assert pool.allocate(0) == []
 
 
+def test_the_lowest_free_blocks_are_given_first() -> None:
+    pool = BlockPool(6)
+    assert pool.allocate(6) == list(range(6))
+    pool.release([4, 1, 5])
+    assert pool.allocate(2) == [1, 4]
+    pool.release([0])
+    assert pool.allocate(2) == [0, 5]
+
+
 def test_a_pool_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one block"):
         BlockPool(0)
