@@ -116,11 +116,11 @@ class Candidates:
     """The best tokens of each row of logits: what an engine gives whose full rows are far away."""
 
     token_ids: NDArray[np.int64]
-    """[R, K] by falling logit."""
+    """[R, K] by falling logit; of equal ones the lower id comes first, and before any that is left out."""
     logits: FloatArray
     """[R, K]"""
     logsumexp: FloatArray
-    """[R] logarithm of the sum of exp(logit) over the whole vocabulary."""
+    """[R] logarithm of the sum of exp(logit) over the whole vocabulary, right to 2e-5."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,11 @@ class ExecutionContext(Protocol):
     @property
     def cache(self) -> CacheSpec:
         """The cache's size."""
+        ...
+
+    @property
+    def num_candidates(self) -> int:
+        """K of the `Candidates` that each step gives; 0 if it gives all rows in full instead."""
         ...
 
     def step(self, batch: StepBatch) -> StepResult:

@@ -208,6 +208,8 @@ class _Pools:
 class OpenVinoContext:
     """One infer request and the pools of keys and values that it reads and writes."""
 
+    num_candidates = 0
+
     def __init__(
         self,
         compiled: ov.CompiledModel,

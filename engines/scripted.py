@@ -161,6 +161,8 @@ class ScriptedEngine:
 class ScriptedContext:
     """A cache whose cells hold, for each token, its position and how much of the script it completes."""
 
+    num_candidates = 0
+
     def __init__(
         self,
         cache: CacheSpec,

@@ -36,6 +36,8 @@ class ReplayEngine:
 class ReplayContext:
     """Remembers which answer each block's sequence gets."""
 
+    num_candidates = 0
+
     def __init__(self, vocab_size: int, answers: Seq[Seq[int]]) -> None:
         self._vocab_size = vocab_size
         self._answers = answers
