@@ -1,0 +1,141 @@
+"""TensorRT's Python module, chosen by name, and its log.
+
+Two libraries have the same interface where we use it: `tensorrt` for data-centre GPUs and `tensorrt_rtx` for
+RTX cards. All code takes the module from here, so that the tests can put one of their own in its place.
+"""
+
+import importlib
+import logging
+import platform
+import sys
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from engines.api import EngineNotInstalledError
+
+_LOG = logging.getLogger(__name__)
+
+TENSORRT = "tensorrt"
+TENSORRT_RTX = "tensorrt_rtx"
+LIBRARY_NAMES = (TENSORRT, TENSORRT_RTX)
+"""As `--engine` takes them, and as Python imports them."""
+
+_NUM_LINES = 16
+"""Lines of each kind that are kept to be quoted."""
+_REFUSED_WARNINGS = ("unused input", "inconsistent")
+"""Parts of warnings after which a plan would compute something else than the graph says, or refuse shapes
+that the profiles allow. The parser gives the first for an input that it silently ignores."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrtLibrary:
+    """One of the two libraries, loaded."""
+
+    name: str
+    """One of LIBRARY_NAMES."""
+    module: Any
+    """The Python module: `tensorrt`, `tensorrt_rtx`, or a stand-in with their names."""
+    version: str
+    """The library's version, on which plans depend."""
+
+    @property
+    def is_ahead_of_time(self) -> bool:
+        """Whether plans are for a compute capability, not for one GPU, and so need none to be built."""
+        return self.name == TENSORRT_RTX
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """The compute capabilities that plans can be built for without such a GPU, as 89 for 8.9."""
+        if not self.is_ahead_of_time:
+            return ()
+        names = self.module.ComputeCapability.__members__
+        return tuple(sorted(int(name[2:]) for name in names if name.startswith("SM")))
+
+
+def load_library(name: str) -> TrtLibrary:
+    """Import one of the libraries.
+
+    Raises:
+        EngineNotInstalledError: it is not installed or cannot be loaded; says how to install it, or that
+            there is nothing to install on this machine.
+
+    """
+    assert name in LIBRARY_NAMES
+    try:
+        module = importlib.import_module(name)
+        version = str(module.__version__)
+    except (ImportError, OSError, AttributeError) as error:  # a wheel without its shared libraries
+        raise EngineNotInstalledError(
+            f"the {name} engine needs the package {name.replace('_', '-')} ({error}); {_remedy(name)}"
+        ) from error
+    return TrtLibrary(name, module, version)
+
+
+def _remedy(name: str) -> str:
+    machine = platform.machine().lower()
+    has_wheel = machine in ("x86_64", "amd64") and sys.platform in ("linux", "win32")
+    if name == TENSORRT and sys.platform == "linux" and machine == "aarch64":
+        has_wheel = True
+    if has_wheel:
+        return f"install it with: pip install 'streamsrv[{name}]'"
+    return f"NVIDIA publishes none for {sys.platform} on {machine}; use another engine"
+
+
+class TrtLog:
+    """Takes TensorRT's lines into Python's logging, and keeps those that exceptions quote.
+
+    TensorRT logs from the thread that called it and from threads of its own. One log serves everything made
+    with it and must outlive that.
+    """
+
+    def __init__(self, library: TrtLibrary) -> None:
+        """Make a log for a library's builders, parsers and runtimes."""
+        self.logger = _make_logger(library.module, self._take)
+        """The ILogger to hand to TensorRT."""
+        self._errors: deque[tuple[int, str]] = deque(maxlen=_NUM_LINES)
+        self._refusals: list[str] = []
+        self._name = library.name
+
+    @property
+    def refusals(self) -> list[str]:
+        """Warnings since the last `clear` that make a plan unusable."""
+        return list(self._refusals)
+
+    def clear(self) -> None:
+        """Forget all lines, before something that will be judged by its own."""
+        self._errors.clear()
+        self._refusals.clear()
+
+    def quote(self) -> str:
+        """Return what TensorRT last said was wrong, for the end of a message; "" if nothing was.
+
+        Takes the calling thread's lines where it has any: others may belong to another context.
+        """
+        lines = list(self._errors)
+        own = [line for thread, line in lines if thread == threading.get_ident()]
+        said = own or [line for _, line in lines]
+        return f" ({self._name} says: {'; '.join(dict.fromkeys(said[-3:]))})" if said else ""
+
+    def _take(self, severity: int, text: str) -> None:
+        """Keep and pass on a line; 0 is an internal error, 1 an error, 2 a warning, 3 news, 4 details."""
+        text = " ".join(text.split())
+        if severity <= 1:
+            self._errors.append((threading.get_ident(), text))
+        elif severity == 2 and any(part in text.lower() for part in _REFUSED_WARNINGS):
+            self._refusals.append(text)
+        # What it calls news is the builder's chatter: of use only to who looks for it.
+        level = (logging.ERROR, logging.ERROR, logging.WARNING, logging.DEBUG, logging.DEBUG)[severity]
+        _LOG.log(level, "%s: %s", self._name, text)
+
+
+def _make_logger(module: Any, take: Any) -> Any:
+    class Logger(module.ILogger):  # type: ignore[misc]  # the base is known only now
+        def __init__(self) -> None:
+            module.ILogger.__init__(self)  # pybind11 wants it called so
+
+        def log(self, severity: Any, msg: str) -> None:
+            take(int(severity), msg)
+
+    return Logger()
