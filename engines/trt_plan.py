@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from engines.api import EngineError
 from engines.form import Dialect, GraphForm
-from engines.options import EngineOptions, Precision, WeightFormat
+from engines.options import CacheType, EngineOptions, Precision, WeightFormat
 from engines.plan_key import PlanKey, PlanShape, PlanTarget
 from engines.plans import Plan, Plans
 from engines.preparation import GRAPH_FILE
@@ -22,6 +22,11 @@ NUM_CANDIDATES = 256
 """Best tokens that the graph gives beside the logits. TensorRT's limit is 3,840."""
 _MAX_LEN = 4096
 """Tokens of a sequence where the settings say nothing: a row of the cache is reserved for as many."""
+_PLAIN_WEIGHTS = {
+    Precision.F16: WeightFormat.F16,
+    Precision.BF16: WeightFormat.BF16,
+    Precision.F32: WeightFormat.FLOAT32,
+}
 _DECODE_BORDERS = (1, 8, 32)
 """Batches that decode profiles are tuned for, below the greatest."""
 
@@ -47,32 +52,37 @@ def request_plan(spec: ModelSpec, options: EngineOptions, target: PlanTarget) ->
 
 
 def graph_form(spec: ModelSpec, options: EngineOptions) -> GraphForm:
-    """Choose the graph's form: activations in half precision unless asked otherwise.
+    """Choose the graph's form: 16-bit floats where the settings leave it open.
 
     Raises:
         EngineError: the settings exclude each other.
 
     """
-    activations = Precision.F16 if options.precision is Precision.AUTO else options.precision
-    if activations is Precision.F32 and options.weights is not WeightFormat.FLOAT32:
-        raise EngineError(
-            f"precision f32 goes with weights float32, not {options.weights.value}, on TensorRT; "
-            "leave one of them out"
+    weights, activations = options.weights, options.precision
+    if activations is Precision.AUTO:
+        activations = {WeightFormat.BF16: Precision.BF16, WeightFormat.FLOAT32: Precision.F32}.get(
+            weights, Precision.F16
         )
-    return GraphForm(Dialect.LINEAR, options.weights, activations, min(NUM_CANDIDATES, spec.vocab_size))
+    if weights is WeightFormat.AUTO:
+        weights = _PLAIN_WEIGHTS[activations]
+    if options.cache_type not in (CacheType.AUTO, CacheType(activations.value)):
+        raise EngineError(
+            f"a cache of {options.cache_type.value} does not go with activations of {activations.value}: "
+            "TensorRT's attention reads keys and values in the activations' type; leave the cache's type out"
+        )
+    return GraphForm(Dialect.LINEAR, weights, activations, min(NUM_CANDIDATES, spec.vocab_size))
 
 
 def plan_shape(spec: ModelSpec, options: EngineOptions) -> PlanShape:
     """Choose the sizes: the settings', within what the model knows."""
-    max_len = min(options.max_context or min(spec.context_length, _MAX_LEN), spec.context_length)
+    max_len = min(options.max_context or _MAX_LEN, spec.context_length)
     borders = [border for border in _DECODE_BORDERS if border < options.max_batch]
-    max_piece = min(options.max_step_tokens, max_len)
     return PlanShape(
         max_batch=options.max_batch,
-        max_piece=max_piece,
+        max_piece=min(options.max_step_tokens, max_len),
         max_len=max_len,
         # The buffers of a decode run's logits then hold a prefill run's, too.
-        max_logit_rows=min(options.max_batch, max_piece),
+        max_logit_rows=options.max_batch,
         decode_batches=(*borders, options.max_batch),
     )
 
