@@ -60,6 +60,7 @@ _RUNTIME_MODULES = {
     "trt_build.py",
     "trt_graph.py",
     "trt_library.py",
+    "trt_plan.py",
 }
 """Modules that have no part in what is prepared."""
 
