@@ -9,6 +9,7 @@ from engines.api import EngineError
 from engines.form import Dialect, GraphForm
 from engines.graph_builder import GraphBuilder
 from engines.graph_parts import CacheNodes, ProductNodes
+from engines.linear_graph import RowCache, StandardProducts
 from engines.options import Precision, WeightFormat
 from engines.paged_graph import OwnProducts, PagedCache
 from engines.spec import ModelSpec
@@ -29,6 +30,7 @@ def _paged_parts(form: GraphForm) -> tuple[CacheNodes, ProductNodes]:
 
 GRAPH_PARTS: Mapping[Dialect, Callable[[GraphForm], tuple[CacheNodes, ProductNodes]]] = {
     Dialect.PAGED: _paged_parts,
+    Dialect.LINEAR: lambda _: (RowCache(), StandardProducts()),
 }
 """What makes a dialect's nodes for a form; raises EngineError for a form that it does not have."""
 
@@ -43,7 +45,9 @@ def write_model(
     """Write a decoder's graph, and its weights beside it with the suffix `.weights`.
 
     The graph takes `input_ids` `[N, S]`, `logit_rows` `[R]` (indices into the N * S tokens) and the
-    dialect's inputs, and gives `logits` `[R, vocab_size]` in float32.
+    dialect's inputs, and gives `logits` `[R, vocab_size]` in float32. With candidates it gives, too,
+    `candidate_logits` and `candidate_ids` `[R, K]`, by falling logit and then rising id, and `logsumexp`
+    `[R]`.
 
     Args:
         spec: the decoder's shape.
@@ -118,5 +122,28 @@ class _Decoder:
         normed = graph.norm(wanted, "final_norm")
         table = "embed" if spec.tied_embeddings else "lm_head"
         logits = self._products.head(graph, normed, table)
-        graph.node("Reshape", [logits, graph.ints(0, spec.vocab_size)], name="logits")
+        if graph.type == TensorProto.FLOAT:
+            graph.node("Reshape", [logits, graph.ints(0, spec.vocab_size)], name="logits")
+        else:
+            logits = graph.reshape(logits, (0, spec.vocab_size))
+            graph.node("Cast", [logits], name="logits", to=TensorProto.FLOAT)
         graph.output("logits", TensorProto.FLOAT, ["R", spec.vocab_size])
+        if graph.form.num_candidates:
+            self._candidates(min(graph.form.num_candidates, spec.vocab_size))
+
+    def _candidates(self, count: int) -> None:
+        """The best tokens of each row and the logarithm of the sum of exp(logit) over all of them.
+
+        The largest logit is taken off first: an exp of it may be infinite.
+        """
+        graph = self._graph
+        names = ["candidate_logits", "candidate_ids"]
+        graph.named_node("TopK", ["logits", graph.ints(count)], names, axis=-1, largest=1, sorted=1)
+        best = graph.node("Slice", [names[0], graph.ints(0), graph.ints(1), graph.ints(1)])
+        rest = graph.node("Sub", ["logits", best])
+        log_sum = graph.node("ReduceLogSumExp", [rest, graph.ints(1)], keepdims=1)
+        whole = graph.node("Add", [log_sum, best])
+        graph.node("Reshape", [whole, graph.ints(-1)], name="logsumexp")
+        graph.output(names[0], TensorProto.FLOAT, ["R", count])
+        graph.output(names[1], TensorProto.INT64, ["R", count])
+        graph.output("logsumexp", TensorProto.FLOAT, ["R"])

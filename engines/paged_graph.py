@@ -77,8 +77,6 @@ def _matrix(graph: GraphBuilder, name: str, parts: dict[str, int], width: int) -
     """Hold weights as one `[N, width]` matrix, once; the names of it and, for int8, its scales."""
     scale = f"{name}_scale"
     if not graph.holds(name):
-        matrix, scales = graph.file.matrix(name, graph.source, parts, width, graph.form.weights)
-        graph.hold(matrix)
-        if scales is not None:
-            graph.hold(scales)
+        for tensor in graph.file.rows(name, graph.source, parts, width, graph.form.weights):
+            graph.hold(tensor)
     return [name, scale] if graph.holds(scale) else [name]

@@ -1,16 +1,17 @@
 """The weights of a prepared model: one file beside the ONNX graph, written tensor by tensor."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
 
-import ml_dtypes
 import numpy as np
 import onnx
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from engines.api import FloatArray
 from engines.options import WeightFormat
+from engines.quantization import pack_int4, quantize
 
 ALIGNMENT = 64
 """Each tensor starts at a multiple of this many bytes: a cache line and the widest vector register."""
@@ -28,7 +29,7 @@ class WeightSource(Protocol):
 
 
 class WeightFile:
-    """Writes an ONNX model's external data: never more than a few chunks of a matrix in memory."""
+    """Writes an ONNX model's external data, with little of it in memory at a time."""
 
     def __init__(self, path: Path) -> None:
         self._name = path.name
@@ -49,55 +50,108 @@ class WeightFile:
         """Bytes written so far."""
         return self._file.tell()
 
-    def array(self, name: str, value: NDArray[np.generic]) -> onnx.TensorProto:
-        """Write a whole small array."""
-        offset = self._start()
-        self._file.write(np.ascontiguousarray(value).tobytes())
-        return self._tensor(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), value.shape, offset)
+    def array(
+        self,
+        name: str,
+        value: NDArray[np.generic],
+        kind: int | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> onnx.TensorProto:
+        """Write a whole array.
 
-    def matrix(
-        self, name: str, source: WeightSource, parts: dict[str, int], width: int, form: WeightFormat
-    ) -> tuple[onnx.TensorProto, onnx.TensorProto | None]:
-        """Write several weights below one another as one `[N, width]` matrix.
+        Args:
+            name: its name in the graph.
+            value: the bytes to write, in order.
+            kind: what they are in ONNX, if that is not the array's own type: two int4 to a byte.
+            shape: its shape in ONNX, if that is not the array's own.
+
+        """
+        offset = self._start()
+        self._file.write(np.ascontiguousarray(value).view(np.uint8).data)
+        own = onnx.helper.np_dtype_to_tensor_dtype(value.dtype) if kind is None else kind
+        return self._tensor(name, own, value.shape if shape is None else shape, offset)
+
+    def rows(
+        self, name: str, source: WeightSource, parts: Mapping[str, int], width: int, form: WeightFormat
+    ) -> list[onnx.TensorProto]:
+        """Write several weights below one another as one `[N, width]` matrix, chunk by chunk.
 
         Args:
             name: the matrix's name in the graph.
             source: where the weights come from.
             parts: each weight's name and its number of rows, top to bottom.
             width: columns that each part must have.
-            form: how to hold the numbers.
+            form: how to hold the numbers; not int4.
 
         Returns:
-            The matrix, and for int8 also `[N, 1]` float32 scales: row n is `matrix[n] * scales[n]`.
+            The matrix, and for int8 and fp8 `[N, 1]` float32 scales: row n is `matrix[n] * scales[n]`.
 
         """
-        num_rows = sum(parts.values())
-        scales = np.empty((num_rows, 1), np.float32)
-        step = max(1, CHUNK_BYTES // (4 * width))
-        offset, row = self._start(), 0
-        for part, rows in parts.items():
-            for first in range(0, rows, step):
-                chunk: NDArray[Any] = source.tensor(part, slice(first, min(first + step, rows)))
-                count = min(first + step, rows) - first
-                if chunk.shape != (count, width):
-                    raise ValueError(f"rows of {part} are {chunk.shape}, expected {(count, width)}")
-                if form is WeightFormat.INT8:
-                    chunk, scales[row : row + count] = quantize_rows(chunk)
-                elif form is WeightFormat.BF16:
-                    chunk = chunk.astype(ml_dtypes.bfloat16)
-                self._file.write(np.ascontiguousarray(chunk).view(np.uint8).data)
-                row += count
-        tensor = self._tensor(name, _ONNX_TYPES[form], (num_rows, width), offset)
-        if form is not WeightFormat.INT8:
-            return tensor, None
-        return tensor, self.array(f"{name}_scale", scales)
+        shape = (sum(parts.values()), width)
+        kept_scales = []
+        offset, kind = self._start(), 0
+        for chunk in read_rows(source, parts, width):
+            values, scales = quantize(chunk, form)
+            kind = onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
+            self._file.write(np.ascontiguousarray(values).view(np.uint8).data)
+            if scales is not None:
+                kept_scales.append(scales)
+        tensor = self._tensor(name, kind, shape, offset)
+        if not kept_scales:
+            return [tensor]
+        return [tensor, self.array(f"{name}_scale", np.concatenate(kept_scales))]
+
+    def columns(
+        self,
+        name: str,
+        source: WeightSource,
+        parts: Mapping[str, int],
+        width: int,
+        form: WeightFormat,
+        scale_type: DTypeLike,
+    ) -> list[onnx.TensorProto]:
+        """Write several weights beside one another as one `[width, N]` matrix, each a column's neighbours.
+
+        The matrix is held in memory, in its stored type (int4 a byte each) and once more as it is written.
+
+        Args:
+            name: the matrix's name in the graph.
+            source: where the weights come from.
+            parts: each weight's name and its number of rows, which become columns.
+            width: columns that each part must have, which become rows.
+            form: how to hold the numbers.
+            scale_type: of the scales.
+
+        Returns:
+            The matrix and, if the form has scales, those: `[N]`, for int4 `[width / 32, N]`.
+
+        """
+        num_columns = sum(parts.values())
+        matrix: NDArray[Any] | None = None
+        scales: list[NDArray[Any]] = []
+        column = 0
+        for chunk in read_rows(source, parts, width):
+            values, scale = quantize(chunk, form, scale_type)
+            if matrix is None:
+                matrix = np.empty((width, num_columns), values.dtype)
+            matrix[:, column : column + len(values)] = values.T
+            column += len(values)
+            if scale is not None:
+                scales.append(scale)
+        assert matrix is not None, "a matrix has parts"
+        if form is WeightFormat.INT4:
+            packed = pack_int4(matrix)
+            tensors = [self.array(name, packed, onnx.TensorProto.INT4, matrix.shape)]
+            return [*tensors, self.array(f"{name}_scale", np.concatenate(scales).T)]
+        tensors = [self.array(name, matrix)]
+        return [*tensors, self.array(f"{name}_scale", np.concatenate(scales)[:, 0])] if scales else tensors
 
     def _start(self) -> int:
         """Pad to the alignment and return the position."""
         self._file.write(bytes(-self._file.tell() % ALIGNMENT))
         return self._file.tell()
 
-    def _tensor(self, name: str, kind: int, shape: tuple[int, ...], offset: int) -> onnx.TensorProto:
+    def _tensor(self, name: str, kind: int, shape: Sequence[int], offset: int) -> onnx.TensorProto:
         """Describe what was written since `offset`."""
         tensor = onnx.TensorProto(name=name, data_type=kind, dims=shape)
         tensor.data_location = onnx.TensorProto.EXTERNAL
@@ -107,25 +161,18 @@ class WeightFile:
         return tensor
 
 
-def quantize_rows(matrix: FloatArray) -> tuple[NDArray[np.int8], FloatArray]:
-    """Round each row to int8, symmetric about zero.
+def read_rows(source: WeightSource, parts: Mapping[str, int], width: int) -> Iterator[FloatArray]:
+    """Read several weights top to bottom, in chunks of at most `CHUNK_BYTES`.
 
-    Args:
-        matrix: `[rows, width]`.
-
-    Returns:
-        `[rows, width]` in -127 .. 127 and `[rows, 1]` scales; the product is off by at most half a scale.
+    Raises:
+        ValueError: a part has another shape; the message names it.
 
     """
-    scales = np.abs(matrix).max(axis=1, keepdims=True) / np.float32(127)
-    scales[scales == 0] = 1  # a row of zeros stays one
-    levels = matrix / scales
-    np.rint(levels, out=levels)
-    return levels.astype(np.int8), scales
-
-
-_ONNX_TYPES = {
-    WeightFormat.INT8: onnx.TensorProto.INT8,
-    WeightFormat.BF16: onnx.TensorProto.BFLOAT16,
-    WeightFormat.FLOAT32: onnx.TensorProto.FLOAT,
-}
+    step = max(1, CHUNK_BYTES // (4 * width))
+    for part, rows in parts.items():
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
+            chunk = source.tensor(part, slice(first, first + count))
+            if chunk.shape != (count, width):
+                raise ValueError(f"rows of {part} are {chunk.shape}, expected {(count, width)}")
+            yield chunk

@@ -16,9 +16,10 @@ from engines.checkpoint import open_checkpoint
 from engines.form import Dialect, GraphForm
 from engines.graph import write_model
 from engines.options import WeightFormat
+from engines.quantization import quantize_rows
 from engines.spec import Family, ModelSpec
 from engines.tensors import tensor_shapes
-from engines.weightfile import ALIGNMENT, CHUNK_BYTES, WeightFile, quantize_rows
+from engines.weightfile import ALIGNMENT, CHUNK_BYTES, WeightFile
 from tests import tiny
 from tests.conftest import TinyPaths
 
@@ -189,4 +190,4 @@ def test_a_part_of_the_wrong_shape_is_refused_by_name(tmp_path: Path) -> None:
         WeightFile(tmp_path / "w") as file,
         pytest.raises(ValueError, match=r"layers.0.q are \(3, 5\), expected \(3, 4\)"),
     ):
-        file.matrix("m", Wrong(), {"layers.0.q": 3}, 4, WeightFormat.INT8)
+        file.rows("m", Wrong(), {"layers.0.q": 3}, 4, WeightFormat.INT8)

@@ -354,7 +354,7 @@ def test_a_disk_that_fills_up_leaves_no_partial_entry(
     def fill(*_args: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(WeightFile, "matrix", fill)
+    monkeypatch.setattr(WeightFile, "rows", fill)
     with pytest.raises(EngineError, match=r"no space left in .* make room, or choose another cache folder"):
         prepare(cache, gguf)
     assert PreparedModels(cache).entries() == []

@@ -1,0 +1,129 @@
+"""The linear dialect: standard ONNX that ONNX Runtime and TensorRT's parser both take.
+
+A run is B sequences with S tokens each. Every sequence owns a row of M cells in each cache, and the cell of a
+token is its position. What was left in the cells beyond a token's position is hidden by a mask.
+"""
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from engines.api import EngineError
+from engines.graph_builder import GraphBuilder
+from engines.graph_parts import heads, hold_rope_tables, rotate, split
+from engines.options import WeightFormat
+from engines.quantization import BLOCK_SIZE, PLAIN_TYPES
+
+_MASK = "mask"
+
+
+class RowCache:
+    """A row of each cache for every sequence: TensorScatter writes it, Attention reads all of it."""
+
+    def declare(self, graph: GraphBuilder) -> None:
+        """Declare inputs and caches, and make the mask `[B, 1, S, M]`: true where a token may look."""
+        spec = graph.spec
+        graph.input("input_ids", TensorProto.INT64, ["B", "S"])
+        graph.input("position_ids", TensorProto.INT64, ["B", "S"])
+        graph.input("write_indices", TensorProto.INT64, ["B"])
+        graph.input("logit_rows", TensorProto.INT64, ["R"])
+        graph.input("cache_positions", TensorProto.INT64, ["M"])
+        for layer in range(spec.num_layers):
+            for kind in ("key", "value"):
+                shape: list[int | str] = ["B", spec.num_kv_heads, "M", spec.head_dim]
+                graph.input(f"{kind}_cache.{layer}", graph.type, shape)
+                graph.output(f"new_{kind}_cache.{layer}", graph.type, shape)
+        hold_rope_tables(graph)
+        positions = graph.node("Unsqueeze", ["position_ids", graph.ints(1, 3)])
+        graph.node("LessOrEqual", ["cache_positions", positions], name=_MASK)
+
+    def attend(self, graph: GraphBuilder, layer: int, packed: str) -> str:
+        """Write the new keys and values into the rows, and attend to these under the mask."""
+        spec = graph.spec
+        query, key, value = split(graph, packed)
+        query = rotate(graph, heads(graph, layer, "q", query))
+        key = rotate(graph, heads(graph, layer, "k", key))
+        value = graph.reshape(value, (0, 0, spec.num_kv_heads, spec.head_dim))
+        value = graph.node("Transpose", [value], perm=[0, 2, 1, 3])
+        caches = []
+        for kind, new in (("key", key), ("value", value)):
+            inputs = [f"{kind}_cache.{layer}", new, "write_indices"]
+            name = f"new_{kind}_cache.{layer}"
+            caches.append(graph.node("TensorScatter", inputs, name=name, axis=-2, mode="linear"))
+        attended = graph.node("Attention", [query, *caches, _MASK])
+        attended = graph.node("Transpose", [attended], perm=[0, 2, 1, 3])
+        return graph.reshape(attended, (0, 0, spec.num_heads * spec.head_dim))
+
+
+class StandardProducts:
+    """MatMul on `[in, out]` weights, behind DequantizeLinear where they are few bits.
+
+    The look-up needs the table's rows, and neither ONNX Runtime nor TensorRT gathers those of a short type in
+    a way that is both allowed and fast. So they are kept in two bytes beside the head's own matrix, unless
+    the form is a plain one: then a tied head reads the same table.
+    """
+
+    def embed(self, graph: GraphBuilder, ids: str) -> str:
+        """Look the tokens up.
+
+        Raises:
+            EngineError: the model's sizes do not go with the form.
+
+        """
+        _check(graph)
+        form = graph.form.weights
+        if form not in PLAIN_TYPES:
+            form = WeightFormat.BF16 if graph.type == TensorProto.BFLOAT16 else WeightFormat.F16
+        spec = graph.spec
+        for tensor in graph.file.rows(
+            "embed", graph.source, {"embed": spec.vocab_size}, spec.hidden_size, form
+        ):
+            graph.hold(tensor)
+        return self._activations(graph, graph.node("Gather", ["embed", ids], axis=0), form)
+
+    def linear(self, graph: GraphBuilder, value: str, name: str, parts: dict[str, int], width: int) -> str:
+        """Multiply by stored columns."""
+        form = graph.form.weights
+        scale_type = helper.tensor_dtype_to_np_dtype(graph.type)
+        tensors = graph.file.columns(name, graph.source, parts, width, form, scale_type)
+        names = [graph.hold(tensor) for tensor in tensors]
+        if form in PLAIN_TYPES:
+            weights = self._activations(graph, name, form)
+        elif form is WeightFormat.INT4:
+            weights = graph.node("DequantizeLinear", names, axis=0, block_size=BLOCK_SIZE)
+        else:
+            weights = graph.node("DequantizeLinear", names, axis=1)
+        return graph.node("MatMul", [value, weights])
+
+    def head(self, graph: GraphBuilder, value: str, name: str) -> str:
+        """Multiply by the table's rows, if they are plain, or by a matrix of the head's own."""
+        spec, form = graph.spec, graph.form.weights
+        parts = {name: spec.vocab_size}
+        if form not in PLAIN_TYPES:
+            return self.linear(graph, value, "head", parts, spec.hidden_size)
+        if not graph.holds(name):
+            for tensor in graph.file.rows(name, graph.source, parts, spec.hidden_size, form):
+                graph.hold(tensor)
+        rows = graph.reshape(value, (-1, spec.hidden_size))
+        return graph.node("Gemm", [rows, self._activations(graph, name, form)], transB=1)
+
+    def _activations(self, graph: GraphBuilder, value: str, form: WeightFormat) -> str:
+        """Turn plain weights into the activations' type, if they are of another."""
+        kind = helper.np_dtype_to_tensor_dtype(np.dtype(PLAIN_TYPES[form]))
+        return value if kind == graph.type else graph.node("Cast", [value], to=graph.type)
+
+
+def _check(graph: GraphBuilder) -> None:
+    """Refuse sizes that int4's blocks do not divide."""
+    spec = graph.spec
+    if graph.form.weights is not WeightFormat.INT4:
+        return
+    for what, width in (
+        ("hidden size", spec.hidden_size),
+        ("width of the feed-forward network", spec.intermediate_size),
+        ("width of all heads", spec.num_heads * spec.head_dim),
+    ):
+        if width % BLOCK_SIZE:
+            raise EngineError(
+                f"{spec.name} cannot have int4 weights: they are kept in blocks of {BLOCK_SIZE} inputs, and "
+                f"its {what}, {width}, is not a multiple of that; choose int8"
+            )
