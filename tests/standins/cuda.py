@@ -355,6 +355,28 @@ class StandInCuda:
                 continue
         raise CudaError(f"an illegal memory access was encountered: {num_bytes} bytes at {address:#x}")
 
+    def is_captured(self, handle: int) -> bool:
+        """Whether the stream with that handle is captured now."""
+        return self._stream(handle, "cuStreamIsCapturing").recorded is not None
+
+    def take(self, num_bytes: int, what: str) -> Callable[[], None]:
+        """Allocate memory of the calling thread's device for a library; returns what frees it.
+
+        Raises:
+            CudaError: there is no context or not as much memory, or the device is lost.
+
+        """
+        gpu = next((gpu for gpu in self._gpus if gpu.is_current), self._gpus[0])
+        gpu.enter(Call.ALLOCATE)
+        address = gpu.take(num_bytes)
+        number = gpu.open(self, f"{num_bytes} bytes of device memory for {what}")
+
+        def free() -> None:
+            if gpu.closed(number):
+                gpu.give_back(address)
+
+        return free
+
     def _stream(self, handle: int, name: str) -> _Stream:
         for gpu in self._gpus:
             with gpu.lock:

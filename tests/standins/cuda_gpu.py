@@ -100,6 +100,11 @@ class Gpu:
         if not _contexts.stack or _contexts.stack[-1] is not self:
             raise CudaError(f"{call.value} failed: invalid device context")
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread has its context."""
+        return bool(getattr(self._current, "depth", 0))
+
     def enter(self, call: Call, *, queues: bool = False) -> Failure | None:
         """Count a call, refuse it if CUDA would, and return the failure that its queued work is to have."""
         with self.lock:
