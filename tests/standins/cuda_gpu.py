@@ -103,7 +103,7 @@ class Gpu:
     @property
     def is_current(self) -> bool:
         """Whether the calling thread has its context."""
-        return bool(getattr(self._current, "depth", 0))
+        return bool(_contexts.stack) and _contexts.stack[-1] is self
 
     def enter(self, call: Call, *, queues: bool = False) -> Failure | None:
         """Count a call, refuse it if CUDA would, and return the failure that its queued work is to have."""
