@@ -189,7 +189,12 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Release the primary context, after everything made here is closed. Closing twice is allowed."""
+        """Release the primary context, after everything made here is closed. Closing twice is allowed.
+
+        Raises:
+            CudaError: the device is still active on some thread.
+
+        """
         ...
 
 

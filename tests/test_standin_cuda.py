@@ -352,6 +352,14 @@ def test_a_closed_device_cannot_be_activated(cuda: StandInCuda) -> None:
         second.memory_info()
 
 
+def test_a_device_is_not_closed_while_it_is_active(cuda: StandInCuda) -> None:
+    device = cuda.open_device(0)
+    with device.activate(), pytest.raises(CudaError, match="active 1 times"):
+        device.close()
+    device.close()
+    assert cuda.leaks() == []
+
+
 def test_calls_are_counted(device: StandInDevice) -> None:
     stream, memory = device.stream(), device.allocate(8)
     device.fill(memory.address, 0, 8, stream)

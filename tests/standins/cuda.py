@@ -175,17 +175,23 @@ class StandInDevice:
         self._gpu = gpu
         self._lazy = lazy
         self._open = True
-        gpu.num_retained += 1
+        self._num_active = 0
+        with gpu.lock:
+            gpu.num_retained += 1
 
     @contextmanager
     def activate(self) -> Iterator[None]:
         if not self._open:
             raise CudaError("cuCtxPushCurrent failed: context is destroyed")
+        with self._gpu.lock:
+            self._num_active += 1
         self._gpu.push()
         try:
             yield
         finally:
             self._gpu.pop()
+            with self._gpu.lock:
+                self._num_active -= 1
 
     def memory_info(self) -> tuple[int, int]:
         self._gpu.enter(Call.MEMORY_INFO)
@@ -286,7 +292,11 @@ class StandInDevice:
         return _Graph(self._gpu, tasks)
 
     def close(self) -> None:
-        if self._open:
+        with self._gpu.lock:
+            if not self._open:
+                return
+            if self._num_active:
+                raise CudaError(f"the device is closed while it is active {self._num_active} times")
             self._open = False
             self._gpu.num_retained -= 1
 
