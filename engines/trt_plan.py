@@ -3,6 +3,7 @@
 `streamsrv build` and the engines come here with the same settings and so find the same plan.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ _PLAIN_WEIGHTS = {
     Precision.BF16: WeightFormat.BF16,
     Precision.F32: WeightFormat.FLOAT32,
 }
+_CELLS_ALIGNMENT = 64
+_ADDRESS_ALIGNMENT = 256
 _DECODE_BORDERS = (1, 8, 32)
 """Batches that decode profiles are tuned for, below the greatest."""
 
@@ -73,9 +76,14 @@ def graph_form(spec: ModelSpec, options: EngineOptions) -> GraphForm:
     return GraphForm(Dialect.LINEAR, weights, activations, min(NUM_CANDIDATES, spec.vocab_size))
 
 
+def context_length(spec: ModelSpec, options: EngineOptions) -> int:
+    """Most tokens of a sequence: the settings', within what the model knows."""
+    return min(options.max_context or _MAX_LEN, spec.context_length)
+
+
 def plan_shape(spec: ModelSpec, options: EngineOptions) -> PlanShape:
     """Choose the sizes: the settings', within what the model knows."""
-    max_len = min(options.max_context or _MAX_LEN, spec.context_length)
+    max_len = _num_cells(spec, context_length(spec, options))
     borders = [border for border in _DECODE_BORDERS if border < options.max_batch]
     return PlanShape(
         max_batch=options.max_batch,
@@ -85,6 +93,19 @@ def plan_shape(spec: ModelSpec, options: EngineOptions) -> PlanShape:
         max_logit_rows=options.max_batch,
         decode_batches=(*borders, options.max_batch),
     )
+
+
+def _num_cells(spec: ModelSpec, context: int) -> int:
+    """Choose the cells of a row, for as many tokens: more where that is better for kernels and addresses.
+
+    A run's rows begin at any row, and TensorRT wants every address to be a multiple of 256; two bytes a number
+    are the least. Positions beyond the model's context have no angles, so there are no cells for them.
+    """
+    step = _ADDRESS_ALIGNMENT // math.gcd(_ADDRESS_ALIGNMENT, 2 * spec.num_kv_heads * spec.head_dim)
+    if context > _CELLS_ALIGNMENT:
+        step = max(step, _CELLS_ALIGNMENT)
+    cells = -(-context // step) * step
+    return cells if cells <= spec.context_length else max(spec.context_length // step * step, step)
 
 
 def open_plan(
