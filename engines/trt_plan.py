@@ -98,8 +98,8 @@ def plan_shape(spec: ModelSpec, options: EngineOptions) -> PlanShape:
 def _num_cells(spec: ModelSpec, context: int) -> int:
     """Choose the cells of a row, for as many tokens: more where that is better for kernels and addresses.
 
-    A run's rows begin at any row, and TensorRT wants every address to be a multiple of 256; two bytes a number
-    are the least. Positions beyond the model's context have no angles, so there are no cells for them.
+    A run's rows begin at any row, and TensorRT wants every address to be a multiple of 256; two bytes a
+    number are the least. Positions beyond the model's context have no angles, so they have no cells.
     """
     step = _ADDRESS_ALIGNMENT // math.gcd(_ADDRESS_ALIGNMENT, 2 * spec.num_kv_heads * spec.head_dim)
     if context > _CELLS_ALIGNMENT:
