@@ -24,6 +24,8 @@ LIBRARY_NAMES = (TENSORRT, TENSORRT_RTX)
 
 _NUM_LINES = 16
 """Lines of each kind that are kept to be quoted."""
+_IDLE_WARNING = "has int64 binding"
+"""Part of the parser's reminder of each input and output of 64 bits; they have them."""
 _REFUSED_WARNINGS = ("unused input", "inconsistent")
 """Parts of warnings after which a plan would compute something else than the graph says, or refuse shapes
 that the profiles allow. The parser gives the first for an input that it silently ignores."""
@@ -125,6 +127,8 @@ class TrtLog:
             self._errors.append((threading.get_ident(), text))
         elif severity == 2 and any(part in text.lower() for part in _REFUSED_WARNINGS):
             self._refusals.append(text)
+        if severity == 2 and _IDLE_WARNING in text.lower():
+            severity = 3
         # What it calls news is the builder's chatter: of use only to who looks for it.
         level = (logging.ERROR, logging.ERROR, logging.WARNING, logging.DEBUG, logging.DEBUG)[severity]
         _LOG.log(level, "%s: %s", self._name, text)
