@@ -66,7 +66,7 @@ def build_plan(
     log.clear()
     graph = read_graph(graph_path, shape.max_len, attention)
     builder = trt.Builder(log.logger)
-    network = parse(library, log, graph, builder)
+    parsed = parse(library, log, graph, builder)
     config = builder.create_builder_config()
     # Everything on the context's own stream: events and CUDA graphs then cover all of a step.
     config.max_aux_streams = 0
@@ -75,14 +75,15 @@ def build_plan(
     if compute_capabilities:
         _set_targets(library, config, compute_capabilities)
     for profile in shape.profiles:
-        add_profile(builder, config, graph.inputs, profile)
+        if config.add_optimization_profile(make_profile(builder, graph.inputs, profile)) < 0:
+            raise EngineError(f"{library.name} refused the {profile}{log.quote()}")
     cache = None
     if library.name == TENSORRT:  # the other one measures nothing when it builds
         cache = config.create_timing_cache(timing_cache)
         config.set_timing_cache(cache, False)
     monitor = _Monitor(progress)
     config.progress_monitor = make_monitor(trt, monitor)
-    plan = builder.build_serialized_network(network, config)
+    plan = builder.build_serialized_network(parsed.network, config)
     if monitor.interrupt is not None:
         raise monitor.interrupt
     if plan is None:
@@ -92,11 +93,18 @@ def build_plan(
     return BuiltPlan(serialized, b"" if cache is None else bytes(memoryview(cache.serialize())))
 
 
-def parse(library: TrtLibrary, log: TrtLog, graph: TrtGraph, builder: Any) -> Any:
-    """Make the network of a graph, and check that it is what the graph says.
+@dataclass(frozen=True, slots=True)
+class ParsedNetwork:
+    """A network, and its parser: that has the weights, so it must live until the plan is built."""
 
-    Returns:
-        The INetworkDefinition.
+    network: Any
+    """The INetworkDefinition."""
+    parser: Any
+    """The OnnxParser."""
+
+
+def parse(library: TrtLibrary, log: TrtLog, graph: TrtGraph, builder: Any) -> ParsedNetwork:
+    """Make the network of a graph, and check that it is what the graph says.
 
     Raises:
         EngineError: the parser refused a node, left an input unused, or understood another interface.
@@ -130,11 +138,11 @@ def parse(library: TrtLibrary, log: TrtLog, graph: TrtGraph, builder: Any) -> An
             f"{library.name} made {num_updates} cache updates of {graph.num_caches} in {graph.path}; the "
             "others would not be in place"
         )
-    return network
+    return ParsedNetwork(network, parser)
 
 
-def add_profile(builder: Any, config: Any, inputs: Sequence[TensorInfo], profile: Profile) -> None:
-    """Add an optimisation profile that gives each varying input its bounds."""
+def make_profile(builder: Any, inputs: Sequence[TensorInfo], profile: Profile) -> Any:
+    """Make the IOptimizationProfile that gives each varying input its bounds."""
     bounds: dict[str, Bounds] = {"B": profile.batch, "S": profile.tokens, "R": profile.logit_rows}
     trt_profile = builder.create_optimization_profile()
     for info in inputs:
@@ -145,8 +153,7 @@ def add_profile(builder: Any, config: Any, inputs: Sequence[TensorInfo], profile
             for which in range(3)
         ]
         trt_profile.set_shape(info.name, *shapes)
-    if config.add_optimization_profile(trt_profile) < 0:
-        raise EngineError(f"TensorRT refused the profile {profile}")
+    return trt_profile
 
 
 def _check_tensor(library: TrtLibrary, info: TensorInfo, tensor: Any) -> None:

@@ -10,8 +10,10 @@ import platform
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 from engines.api import EngineNotInstalledError
 
@@ -88,17 +90,20 @@ def _remedy(name: str) -> str:
 class TrtLog:
     """Takes TensorRT's lines into Python's logging, and keeps those that exceptions quote.
 
-    TensorRT logs from the thread that called it and from threads of its own. One log serves everything made
-    with it and must outlive that.
+    TensorRT logs from the thread that called it and from threads of its own, and has one logger in a process:
+    while anything made with the first lives, it ignores every other. So all logs of a library share one, and
+    each keeps every line.
     """
 
     def __init__(self, library: TrtLibrary) -> None:
         """Make a log for a library's builders, parsers and runtimes."""
-        self.logger = _make_logger(library.module, self._take)
-        """The ILogger to hand to TensorRT."""
         self._errors: deque[tuple[int, str]] = deque(maxlen=_NUM_LINES)
         self._refusals: list[str] = []
         self._name = library.name
+        tap = _tap(library)
+        tap.logs.add(self)
+        self.logger = tap.logger
+        """The ILogger to hand to TensorRT."""
 
     @property
     def refusals(self) -> list[str]:
@@ -120,21 +125,48 @@ class TrtLog:
         said = own or [line for _, line in lines]
         return f" ({self._name} says: {'; '.join(dict.fromkeys(said[-3:]))})" if said else ""
 
-    def _take(self, severity: int, text: str) -> None:
-        """Keep and pass on a line; 0 is an internal error, 1 an error, 2 a warning, 3 news, 4 details."""
-        text = " ".join(text.split())
-        if severity <= 1:
+    def take(self, severity: int, text: str) -> None:
+        """Keep a line if it matters; `severity` is as in `_LEVELS`."""
+        if severity <= _ERROR:
             self._errors.append((threading.get_ident(), text))
-        elif severity == 2 and any(part in text.lower() for part in _REFUSED_WARNINGS):
+        elif severity == _WARNING and any(part in text.lower() for part in _REFUSED_WARNINGS):
             self._refusals.append(text)
-        if severity == 2 and _IDLE_WARNING in text.lower():
-            severity = 3
-        # What it calls news is the builder's chatter: of use only to who looks for it.
-        level = (logging.ERROR, logging.ERROR, logging.WARNING, logging.DEBUG, logging.DEBUG)[severity]
-        _LOG.log(level, "%s: %s", self._name, text)
 
 
-def _make_logger(module: Any, take: Any) -> Any:
+_ERROR, _WARNING, _INFO = 1, 2, 3
+_LEVELS = (logging.ERROR, logging.ERROR, logging.WARNING, logging.DEBUG, logging.DEBUG)
+"""By TensorRT's severities: internal error, error, warning, info, verbose. What it calls info is chatter."""
+
+
+class _Tap:
+    """The one ILogger of a library in this process, and the logs that want its lines."""
+
+    def __init__(self, library: TrtLibrary) -> None:
+        self.logs: WeakSet[TrtLog] = WeakSet()
+        self._name = library.name
+        self.module = library.module
+        """Held, since taps go by its identity."""
+        self.logger = _make_logger(library.module, self._take)
+
+    def _take(self, severity: int, text: str) -> None:
+        text = " ".join(text.split())
+        if severity == _WARNING and _IDLE_WARNING in text.lower():
+            severity = _INFO
+        for log in list(self.logs):
+            log.take(severity, text)
+        _LOG.log(_LEVELS[severity], "%s: %s", self._name, text)
+
+
+_TAPS: dict[int, _Tap] = {}
+_TAPS_LOCK = threading.Lock()
+
+
+def _tap(library: TrtLibrary) -> _Tap:
+    with _TAPS_LOCK:
+        return _TAPS.setdefault(id(library.module), _Tap(library))
+
+
+def _make_logger(module: Any, take: Callable[[int, str], None]) -> Any:
     class Logger(module.ILogger):  # type: ignore[misc]  # the base is known only now
         def __init__(self) -> None:
             module.ILogger.__init__(self)  # pybind11 wants it called so

@@ -32,7 +32,7 @@ _CELLS_ALIGNMENT = 64
 _ADDRESS_ALIGNMENT = 256
 _DECODE_BORDERS = (8,)
 """Batches that decode profiles are tuned for, below the greatest. In TensorRT-RTX's plans one more such
-profile cost 3 % in size; one for a batch of 1 alone cost half as much again, for weights in another layout."""
+profile cost 3 % in size; one for a batch of 1 alone cost 50 %, for weights in another layout."""
 
 
 @dataclass(frozen=True, slots=True)
