@@ -82,29 +82,50 @@ class StandardProducts:
 
     def linear(self, graph: GraphBuilder, value: str, name: str, parts: dict[str, int], width: int) -> str:
         """Multiply by stored columns."""
-        form = graph.form.weights
-        scale_type = helper.tensor_dtype_to_np_dtype(graph.type)
-        tensors = graph.file.columns(name, graph.source, parts, width, form, scale_type)
-        names = [graph.hold(tensor) for tensor in tensors]
-        if form in PLAIN_TYPES:
-            weights = self._activations(graph, name, form)
-        elif form is WeightFormat.INT4:
-            weights = graph.node("DequantizeLinear", names, axis=0, block_size=BLOCK_SIZE)
-        else:
-            weights = graph.node("DequantizeLinear", names, axis=1)
-        return graph.node("MatMul", [value, weights])
+        return self._product(graph, value, name, parts, width, graph.form.weights)
 
     def head(self, graph: GraphBuilder, value: str, name: str) -> str:
-        """Multiply by the table's rows, if they are plain, or by a matrix of the head's own."""
+        """Multiply by the table's rows, if they are plain, or by a matrix of the head's own.
+
+        It is int8 where the other matrices are int4: on a 135M model an int4 head alone cost 0.08 nats.
+        """
         spec, form = graph.spec, graph.form.weights
         parts = {name: spec.vocab_size}
         if form not in PLAIN_TYPES:
-            return self.linear(graph, value, "head", parts, spec.hidden_size)
+            form = WeightFormat.INT8 if form is WeightFormat.INT4 else form
+            return self._product(graph, value, "head", parts, spec.hidden_size, form)
         if not graph.holds(name):
             for tensor in graph.file.rows(name, graph.source, parts, spec.hidden_size, form):
                 graph.hold(tensor)
         rows = graph.reshape(value, (-1, spec.hidden_size))
         return graph.node("Gemm", [rows, self._activations(graph, name, form)], transB=1)
+
+    def _product(
+        self,
+        graph: GraphBuilder,
+        value: str,
+        name: str,
+        parts: dict[str, int],
+        width: int,
+        form: WeightFormat,
+    ) -> str:
+        """Multiply by columns stored in a form."""
+        scale_type = helper.tensor_dtype_to_np_dtype(graph.type)
+        tensors = graph.file.columns(name, graph.source, parts, width, form, scale_type)
+        names = [graph.hold(tensor) for tensor in tensors]
+        if form in PLAIN_TYPES:
+            return graph.node("MatMul", [value, self._activations(graph, name, form)])
+        if form is not WeightFormat.INT4:
+            return graph.node("MatMul", [value, graph.node("DequantizeLinear", names, axis=1)])
+        weights = graph.node("DequantizeLinear", names[:2], axis=0, block_size=BLOCK_SIZE)
+        product = graph.node("MatMul", [value, weights])
+        if len(names) == 2:
+            return product
+        # A block's offset is the same for each of its inputs, so it multiplies the sum of these. TensorRT has
+        # no zero points but 0.
+        blocks = graph.reshape(value, (0, 0, width // BLOCK_SIZE, BLOCK_SIZE))
+        sums = graph.node("ReduceSum", [blocks, graph.ints(3)], keepdims=0)
+        return graph.node("Add", [product, graph.node("MatMul", [sums, names[2]])])
 
     def _activations(self, graph: GraphBuilder, value: str, form: WeightFormat) -> str:
         """Turn plain weights into the activations' type, if they are of another."""

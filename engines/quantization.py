@@ -1,5 +1,6 @@
-"""Rounding weights to few bits: integers or short floats, times scales. Zero is always zero."""
+"""Rounding weights to few bits: integers or short floats, times scales."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -16,32 +17,49 @@ _LARGEST_FP8 = 448
 """Of E4M3 without infinities."""
 
 _INT4_STEPS = (6.6, 7.0, 7.4, 7.8, 8.2)
-"""What the largest number of a block may be rounded from, in levels, of which the best is taken."""
+"""What the largest number of a block may be rounded to, in levels, of which the best is taken. On a 135M
+model that halved the mean square error of the logits that 7 alone gives; more of them gained nothing."""
+
+_EXACT = 1e-6
+"""Part of a block's squares that is lost only to the rounding of float32 and of a scale in 16 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """Rows of weights in few bits: `values * scales + offsets`."""
+
+    values: NDArray[Any]
+    """`[rows, width]`; int4 is int8 in -8 .. 7 here."""
+    scales: NDArray[Any] | None = None
+    """`[rows, 1]`, for int4 `[rows, width / 32]`; None where the form is a plain one."""
+    offsets: NDArray[Any] | None = None
+    """`[rows, width / 32]`, for int4 only, and there only if they were asked for."""
 
 
 def quantize(
-    matrix: FloatArray, form: WeightFormat, scale_type: DTypeLike = np.float32
-) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    matrix: FloatArray, form: WeightFormat, scale_type: DTypeLike = np.float32, *, with_offsets: bool = False
+) -> Rounded:
     """Round rows of a matrix.
 
     Args:
         matrix: `[rows, width]`.
         form: to what.
-        scale_type: of the scales. The numbers are rounded by the scales as they are kept.
-
-    Returns:
-        `[rows, width]` numbers, int8 in -8 .. 7 for int4, and what they are to be multiplied by: `[rows, 1]`,
-        for int4 `[rows, width / 32]`, or nothing where the form is a plain one.
+        scale_type: of scales and offsets. The values are rounded by the scales as they are kept.
+        with_offsets: for int4, whether each block may be centred elsewhere than at zero.
 
     """
     if form is WeightFormat.INT8:
-        return quantize_rows(matrix, scale_type)
+        return Rounded(*quantize_rows(matrix, scale_type))
     if form is WeightFormat.INT4:
-        return quantize_blocks(matrix, scale_type)
+        return (
+            quantize_offset_blocks(matrix, scale_type)
+            if with_offsets
+            else quantize_blocks(matrix, scale_type)
+        )
     if form is WeightFormat.FP8:
         scales = _kept(_largest(matrix) / np.float32(_LARGEST_FP8), scale_type)
-        return (matrix / scales.astype(np.float32)).astype(ml_dtypes.float8_e4m3fn), scales
-    return matrix.astype(PLAIN_TYPES[form], copy=False), None
+        return Rounded((matrix / scales.astype(np.float32)).astype(ml_dtypes.float8_e4m3fn), scales)
+    return Rounded(matrix.astype(PLAIN_TYPES[form], copy=False))
 
 
 PLAIN_TYPES: dict[WeightFormat, DTypeLike] = {
@@ -72,9 +90,7 @@ def quantize_rows(
     return levels.astype(np.int8), scales
 
 
-def quantize_blocks(
-    matrix: FloatArray, scale_type: DTypeLike = np.float32
-) -> tuple[NDArray[np.int8], NDArray[Any]]:
+def quantize_blocks(matrix: FloatArray, scale_type: DTypeLike = np.float32) -> Rounded:
     """Round each block of 32 to int4, by the scale that leaves the smallest error among a few.
 
     For given levels q of weights w the best scale is sum(wq) / sum(q^2), which leaves an error of
@@ -83,9 +99,6 @@ def quantize_blocks(
     Args:
         matrix: `[rows, width]`, the width a multiple of 32.
         scale_type: of the scales.
-
-    Returns:
-        `[rows, width]` in -8 .. 7 and `[rows, width / 32]` scales.
 
     """
     blocks = matrix.reshape(len(matrix), -1, BLOCK_SIZE)
@@ -96,8 +109,7 @@ def quantize_blocks(
     levels = np.empty_like(blocks)
     for step in _INT4_STEPS:
         np.multiply(blocks, (np.float32(step) / largest)[:, :, None], out=levels)
-        np.rint(levels, out=levels)
-        np.clip(levels, -8, 7, out=levels)
+        _round(levels, -8, 7)
         dot = np.einsum("rbi,rbi->rb", blocks, levels)
         square = np.maximum(np.einsum("rbi,rbi->rb", levels, levels), 1)
         gain = dot * dot / square
@@ -106,9 +118,68 @@ def quantize_blocks(
         best[better] = (dot / square)[better]
     scales = _kept(best, scale_type)
     np.divide(blocks, scales.astype(np.float32)[:, :, None], out=levels)
+    _round(levels, -8, 7)
+    return Rounded(levels.astype(np.int8).reshape(matrix.shape), scales)
+
+
+def quantize_offset_blocks(matrix: FloatArray, scale_type: DTypeLike = np.float32) -> Rounded:
+    """Round each block of 32 to int4 about a centre of its own.
+
+    The least of a block becomes level -8, and the largest one of the levels up to 7, whichever leaves the
+    smallest error. Blocks that GGUF holds as Q4_0, Q4_1 or Q4_K have sixteen levels or fewer at equal
+    distances, and are found again as they were.
+
+    Args:
+        matrix: `[rows, width]`, the width a multiple of 32.
+        scale_type: of scales and offsets.
+
+    """
+    blocks = matrix.reshape(len(matrix), -1, BLOCK_SIZE)
+    least = blocks.min(axis=2)
+    rest = blocks - least[:, :, None]
+    span = rest.max(axis=2)
+    square = np.einsum("rbi,rbi->rb", rest, rest)
+    best_error = np.full(span.shape, np.inf, np.float32)
+    best = np.ones_like(span)
+    levels = np.empty_like(rest)
+    for num_steps in range(15, 7, -1):
+        step = np.where(span == 0, np.float32(1), span / np.float32(num_steps))
+        np.divide(rest, step[:, :, None], out=levels)
+        levels -= np.rint(levels)
+        error = np.einsum("rbi,rbi->rb", levels, levels) * step * step
+        better = error < best_error
+        best_error[better] = error[better]
+        best[better] = step[better]
+        if (best_error <= np.float32(_EXACT) * square).all():
+            break
+    scales = _kept(best, scale_type)
+    np.divide(rest, scales.astype(np.float32)[:, :, None], out=levels)
+    _round(levels, 0, 15)
+    offsets = (least + 8 * scales.astype(np.float32)).astype(scale_type)
+    return Rounded((levels - 8).astype(np.int8).reshape(matrix.shape), scales, offsets)
+
+
+def gains_by_offsets(matrix: FloatArray) -> bool:
+    """Whether int4 with offsets leaves less than a quarter of the square error that it has without.
+
+    So it is with weights that had offsets already. With others it is about five sixths, which is not worth
+    what the offsets cost in a product.
+    """
+
+    def error(rounded: Rounded) -> float:
+        assert rounded.scales is not None
+        blocks = rounded.values.reshape(len(matrix), -1, BLOCK_SIZE) * rounded.scales[:, :, None]
+        if rounded.offsets is not None:
+            blocks += rounded.offsets[:, :, None]
+        return float(np.square(blocks.reshape(matrix.shape) - matrix).sum())
+
+    return error(quantize_offset_blocks(matrix)) < error(quantize_blocks(matrix)) / 4
+
+
+def _round(levels: FloatArray, least: int, largest: int) -> None:
+    """Round in place, and within bounds."""
     np.rint(levels, out=levels)
-    np.clip(levels, -8, 7, out=levels)
-    return levels.astype(np.int8).reshape(matrix.shape), scales
+    np.clip(levels, least, largest, out=levels)
 
 
 def pack_int4(levels: NDArray[np.int8]) -> NDArray[np.uint8]:

@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from engines.api import FloatArray
 from engines.options import WeightFormat
-from engines.quantization import pack_int4, quantize
+from engines.quantization import gains_by_offsets, pack_int4, quantize
 
 ALIGNMENT = 64
 """Each tensor starts at a multiple of this many bytes: a cache line and the widest vector register."""
@@ -91,11 +91,11 @@ class WeightFile:
         kept_scales = []
         offset, kind = self._start(), 0
         for chunk in read_rows(source, parts, width):
-            values, scales = quantize(chunk, form)
-            kind = onnx.helper.np_dtype_to_tensor_dtype(values.dtype)
-            self._file.write(np.ascontiguousarray(values).view(np.uint8).data)
-            if scales is not None:
-                kept_scales.append(scales)
+            rounded = quantize(chunk, form)
+            kind = onnx.helper.np_dtype_to_tensor_dtype(rounded.values.dtype)
+            self._file.write(np.ascontiguousarray(rounded.values).view(np.uint8).data)
+            if rounded.scales is not None:
+                kept_scales.append(rounded.scales)
         tensor = self._tensor(name, kind, shape, offset)
         if not kept_scales:
             return [tensor]
@@ -123,28 +123,36 @@ class WeightFile:
             scale_type: of the scales.
 
         Returns:
-            The matrix and, if the form has scales, those: `[N]`, for int4 `[width / 32, N]`.
+            The matrix; if the form has scales, those: `[N]`, for int4 `[width / 32, N]`; and for int4 offsets
+            of that shape, if the first weights gain by them.
 
         """
         num_columns = sum(parts.values())
         matrix: NDArray[Any] | None = None
-        scales: list[NDArray[Any]] = []
-        column = 0
+        others: dict[str, list[NDArray[Any]]] = {"scale": [], "offset": []}
+        column, with_offsets = 0, False
         for chunk in read_rows(source, parts, width):
-            values, scale = quantize(chunk, form, scale_type)
+            if matrix is None and form is WeightFormat.INT4:
+                with_offsets = gains_by_offsets(chunk)
+            rounded = quantize(chunk, form, scale_type, with_offsets=with_offsets)
             if matrix is None:
-                matrix = np.empty((width, num_columns), values.dtype)
-            matrix[:, column : column + len(values)] = values.T
-            column += len(values)
-            if scale is not None:
-                scales.append(scale)
+                matrix = np.empty((width, num_columns), rounded.values.dtype)
+            matrix[:, column : column + len(chunk)] = rounded.values.T
+            column += len(chunk)
+            for kind, array in (("scale", rounded.scales), ("offset", rounded.offsets)):
+                if array is not None:
+                    others[kind].append(array)
         assert matrix is not None, "a matrix has parts"
-        if form is WeightFormat.INT4:
-            packed = pack_int4(matrix)
-            tensors = [self.array(name, packed, onnx.TensorProto.INT4, matrix.shape)]
-            return [*tensors, self.array(f"{name}_scale", np.concatenate(scales).T)]
-        tensors = [self.array(name, matrix)]
-        return [*tensors, self.array(f"{name}_scale", np.concatenate(scales)[:, 0])] if scales else tensors
+        is_int4 = form is WeightFormat.INT4
+        if is_int4:
+            tensors = [self.array(name, pack_int4(matrix), onnx.TensorProto.INT4, matrix.shape)]
+        else:
+            tensors = [self.array(name, matrix)]
+        for kind, arrays in others.items():
+            if arrays:
+                whole = np.concatenate(arrays)
+                tensors.append(self.array(f"{name}_{kind}", whole.T if is_int4 else whole[:, 0]))
+        return tensors
 
     def _start(self) -> int:
         """Pad to the alignment and return the position."""
