@@ -5,12 +5,14 @@ What PyCUDA (2026.1) makes one keep to, each seen in its source:
 - Its Context remembers the thread that made it, and what belongs to a context frees itself on another
   thread only if that very Context is current there; otherwise it warns and leaks. So every thread pushes the
   same Context object, and every `close` here insists on it.
+- A primary context that is not released explicitly is released by the wrong call, and so not at all.
 - A thread that ends with a context still pushed aborts the process. So nothing pushes but `activate`.
 - Copies, fills, and waiting for events and streams release the GIL; everything else is short and holds it.
 - Streams and events have no way to be destroyed but to lose their last reference, so they never leave here.
 - Errors while freeing are printed to stderr and not raised: closing does not fail on a lost device.
 """
 
+import ctypes
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -180,9 +182,11 @@ class PyCudaDevice:
             if self._num_active:
                 raise CudaError(f"the device is closed while it is active {self._num_active} times")
             context, self._context = self._context, None
-        # Not current, PyCUDA would release it on the thread that made it and on no other.
+        # Not current, PyCUDA would release it on the thread that made it and on no other. Released, it stays
+        # on CUDA's stack, as cuDevicePrimaryCtxRelease is documented, while PyCUDA takes it off its own.
         self._driver.call(context.push)
         self._driver.call(context.detach)
+        ctypes.CDLL("libcuda.so.1").cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
 
 
 class PyCudaStream:

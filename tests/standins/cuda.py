@@ -57,6 +57,7 @@ class _Stream:
 
     def synchronize(self) -> None:
         self.gpu.enter(Call.STREAM_SYNCHRONIZE)
+        _require_live(self.gpu, self.number, Call.STREAM_SYNCHRONIZE)
         _refuse_in_capture(self.gpu, Call.STREAM_SYNCHRONIZE)
         self.queue.wait()
         self.gpu.raise_lost(Call.STREAM_SYNCHRONIZE)
@@ -336,6 +337,10 @@ class StandInCuda:
             found += [f"capture of stream {stream.handle:#x}" for stream in gpu.capturing.values()]
             found += [f"device {gpu.index}"] * gpu.num_retained
         return found
+
+    def fail(self, call: Call, failure: Failure, nth: int = 1) -> None:
+        """Let the nth call from now of a kind fail, on the first GPU."""
+        self._gpus[0].fail(call, failure, nth)
 
     # For the stand-in of a library that launches kernels.
 

@@ -1,0 +1,141 @@
+"""Real PyCUDA over the libcuda stand-in (tests/fakecuda), where the loader finds that as libcuda.so.1."""
+
+import ctypes
+import itertools
+import sys
+import threading
+from collections.abc import Callable
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engines.cuda import PyCuda
+from engines.cuda_api import CudaError
+from engines.cuda_errors import CudaErrors, driver_words
+from tests.standins.cuda_gpu import Call, Failure
+
+USED_NAMES: Final = frozenset(
+    {
+        "Context",
+        "Device",
+        "Error",
+        "Event",
+        "Stream",
+        "event_flags",
+        "get_driver_version",
+        "init",
+        "mem_alloc",
+        "mem_get_info",
+        "memcpy_dtod_async",
+        "memcpy_dtoh_async",
+        "memcpy_htod_async",
+        "memset_d8_async",
+        "pagelocked_empty",
+    }
+)
+"""The names of pycuda.driver that engines/cuda.py uses: tests hold that it is so, and that each was run."""
+
+_CODES: Final = {
+    Failure.INVALID_VALUE: 1,
+    Failure.OUT_OF_MEMORY: 2,
+    Failure.DEVICE_LOST: 214,
+    Failure.LAUNCH_FAILED: 719,
+}
+_KINDS: Final = ("device memory", "pinned array", "stream", "event", "graph", "launchable graph", "device")
+_DEVICE_MEMORY: Final = 0
+_HOST_FUNCTION: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Recorder(ModuleType):
+    """A module that notes which of its names are asked for."""
+
+    def __init__(self, module: ModuleType) -> None:
+        super().__init__(module.__name__)
+        self.__dict__["_module"] = module
+        self.__dict__["names"] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.__dict__["names"].add(name)
+        return getattr(self.__dict__["_module"], name)
+
+
+def record_names() -> set[str]:
+    """Note from now on which names of pycuda.driver are asked for."""
+    recorder = Recorder(import_module("pycuda.driver"))
+    sys.modules["pycuda.driver"] = recorder
+    names: set[str] = recorder.names
+    return names
+
+
+class PyCudaRig(PyCuda):
+    """`tests.standins.cuda_rig.CudaRig` over PyCUDA. One at a time: the library is one for the process."""
+
+    def __init__(self, total_bytes: int) -> None:
+        self._library = ctypes.CDLL("libcuda.so.1")
+        self._library.fakecuda_begin_anew()
+        self._library.fakecuda_set_total_bytes(ctypes.c_size_t(total_bytes))
+        self._library.fakecuda_live.restype = ctypes.c_long
+        self._errors = CudaErrors(driver_words())
+        self._lock = threading.Lock()
+        self._tasks: dict[int, tuple[Callable[[], None], bool]] = {}
+        self._numbers = itertools.count(1)
+        self._function = _HOST_FUNCTION(self._run)
+
+    def fail(self, call: Call, failure: Failure, nth: int = 1) -> None:
+        name = "cuLaunchHostFunc" if call is Call.ENQUEUE else call.value
+        self._library.fakecuda_fail(name.encode(), ctypes.c_long(nth), _CODES[failure])
+
+    def leaks(self) -> list[str]:
+        return [
+            f"{count} of {what}"
+            for kind, what in enumerate(_KINDS)
+            if (count := self._library.fakecuda_live(kind))
+        ]
+
+    def enqueue(self, handle: int, task: Callable[[], None], name: str) -> None:
+        if handle == 0:
+            raise CudaError(f"{name} was queued on the default stream")
+        number = next(self._numbers)
+        with self._lock:
+            self._tasks[number] = task, self.is_captured(handle)
+        self._check("cuLaunchHostFunc", ctypes.c_void_p(handle), self._function, ctypes.c_void_p(number))
+
+    def _run(self, number: int) -> None:
+        with self._lock:
+            task, is_captured = self._tasks[number]
+            if not is_captured:  # What is captured runs at each launch.
+                del self._tasks[number]
+        try:
+            task()
+        except BaseException:
+            self._library.fakecuda_lose(_CODES[Failure.LAUNCH_FAILED])
+            raise  # ctypes prints it.
+
+    def view(self, address: int, num_bytes: int) -> NDArray[np.uint8]:
+        if not self._library.fakecuda_holds(
+            _DEVICE_MEMORY, ctypes.c_void_p(address), ctypes.c_size_t(num_bytes)
+        ):
+            raise CudaError(f"an illegal memory access was encountered: {num_bytes} bytes at {address:#x}")
+        return np.ctypeslib.as_array((ctypes.c_uint8 * num_bytes).from_address(address))
+
+    def is_captured(self, handle: int) -> bool:
+        status = ctypes.c_int()
+        self._check("cuStreamIsCapturing", ctypes.c_void_p(handle), ctypes.byref(status))
+        return status.value != 0
+
+    def take(self, num_bytes: int, what: str) -> Callable[[], None]:  # noqa: ARG002
+        address = ctypes.c_uint64()
+        self._check("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(num_bytes))
+
+        def free() -> None:
+            self._check("cuMemFree_v2", address)
+
+        return free
+
+    def _check(self, call: str, *arguments: Any) -> None:
+        code = getattr(self._library, call)(*arguments)
+        if code != 0:
+            raise self._errors.from_code(call.removesuffix("_v2"), code)
