@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -14,7 +14,7 @@ from streamsrv.detokenizer import Detokenizer
 from streamsrv.engine_thread import EngineThread
 from streamsrv.errors import DeadlinePassedError, StoppedError, WorkerLostError
 from streamsrv.observer import StepReport
-from streamsrv.sampling import RowSampling, sample
+from streamsrv.sampling import RowSampling, needs_full_row, sample
 from streamsrv.scheduler import Scheduler, Step
 from streamsrv.sequence import Finish, FinishReason, Sequence, SequenceStatus
 from streamsrv.stream import OutputEnd, Stream, StreamEnd, Token
@@ -411,8 +411,11 @@ def _cancelled(job: Job) -> Finish:
 def _take_step(context: ExecutionContext, step: Step, jobs: list[Job], clock: Callable[[], float]) -> _Taken:
     """Compute, sample and detokenise; on the worker's thread."""
     began_s = clock()
-    result = context.step(step.batch)
-    token_ids = sample(result.logits, [job.row_sampling() for job in jobs])
+    rows, batch = [job.row_sampling() for job in jobs], step.batch
+    if context.num_candidates:
+        in_full = np.array([needs_full_row(row, context.num_candidates) for row in rows], np.bool_)
+        batch = replace(batch, full_rows=in_full)
+    token_ids = sample(context.step(batch), rows)
     sampled = [_accept(job, token_id) for job, token_id in zip(jobs, token_ids, strict=True)]
     return _Taken(sampled, began_s, clock())
 

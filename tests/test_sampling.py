@@ -1,4 +1,8 @@
-"""The fast sampler against the plain one: every filter on the whole row, as its definition says."""
+"""The sampler against each filter's definition, and its fast ways against the plain one."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -6,38 +10,78 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engines.api import Candidates, FloatArray, IntArray, StepResult
 from streamsrv.request import SamplingParams
-from streamsrv.sampling import RowSampling, draw, sample
+from streamsrv.sampling import RowSampling, choose_in_full, needs_full_row, sample
 
 
-def plain_probabilities(logits: NDArray[np.float32], params: SamplingParams) -> NDArray[np.float64]:
-    """Temperature, top_k, top_p, min_p over the whole row, each by its definition; the oracle."""
-    p = np.exp(logits.astype(np.float64) / params.temperature - logits.max() / params.temperature)
+def masses_kept(logits: FloatArray, params: SamplingParams) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
+    """Ids by falling logit, and each one's probability after all filters, by definition; the oracle."""
+    order = np.argsort(-logits, kind="stable")
+    p = np.exp((logits[order].astype(np.float64) - logits.max()) / params.temperature)
     p /= p.sum()
     if params.top_k:
-        kth = np.sort(p)[::-1][min(params.top_k, len(p)) - 1]
-        p = np.where(p >= kth, p, 0)
+        p[p < p[min(params.top_k, len(p)) - 1]] = 0
         p /= p.sum()
-    kept, mass = np.zeros_like(p), 0.0
-    for i in np.argsort(-p, kind="stable"):
-        if params.top_p < 1 and mass >= params.top_p:
-            break
-        kept[i] = p[i]
-        mass += p[i]
-    p = kept / kept.sum()
-    p = np.where(p >= params.min_p * p.max(), p, 0)
-    p /= p.sum()
-    return p
+    if params.top_p < 1:
+        p[np.cumsum(p) - p >= params.top_p] = 0
+        p /= p.sum()
+    p[p < params.min_p * p.max()] = 0
+    return order, p / p.sum()
 
 
-def plain_sample(logits: NDArray[np.float32], params: SamplingParams, seed: int) -> int:
-    return draw(plain_probabilities(logits, params), np.random.default_rng(seed))
+def near(logits: FloatArray, params: SamplingParams, point: float) -> set[int]:
+    """The tokens that a point may mean: the sampler's masses are of float32."""
+    order, p = masses_kept(logits, params)
+    ends = np.searchsorted(
+        np.cumsum(p), (point - 1e-5, min(point + 1e-5, p.sum() * (1 - 1e-9))), side="right"
+    )
+    return {int(i) for i in order[ends[0] : ends[1] + 1]}
+
+
+@dataclass
+class FarLogits:
+    """Rows of logits of which an engine gives the best tokens, and the rest on demand."""
+
+    rows: FloatArray
+    num_candidates: int
+    lse_errors: NDArray[np.float64] | None = None
+    fetched: list[list[int]] = field(default_factory=list)
+
+    def result(self, full_rows: Sequence[int] = ()) -> StepResult:
+        """What a step gives, with `full_rows` in full."""
+        ids = np.stack([np.lexsort((np.arange(len(r)), -r))[: self.num_candidates] for r in self.rows])
+        top = self.rows.max(axis=1).astype(np.float64)
+        lse = top + np.log(np.exp(self.rows - top[:, None]).sum(axis=1))
+        lse += 0 if self.lse_errors is None else self.lse_errors
+        best = np.take_along_axis(self.rows, ids, axis=1)
+        logits = np.full_like(self.rows, np.nan)
+        logits[list(full_rows)] = self.rows[list(full_rows)]
+
+        def fetch(indices: IntArray) -> None:
+            self.fetched.append(indices.tolist())
+            logits[indices] = self.rows[indices]
+
+        return StepResult(logits, Candidates(ids, best, lse.astype(np.float32)), fetch)
+
+
+def plainly(logits: FloatArray, row: RowSampling) -> int:
+    """Choose on the whole row alone, by the plain way."""
+    logits = logits.copy()
+    logits[list(row.banned)] = -np.inf
+    if row.params.is_greedy:
+        return int(logits.argmax())
+    return choose_in_full(logits, row.params, row.generator.random())
+
+
+def full(logits: FloatArray) -> StepResult:
+    return StepResult(logits.copy())
 
 
 params_strategy = st.builds(
     SamplingParams,
     temperature=st.floats(0.05, 5),
-    top_k=st.integers(0, 60),
+    top_k=st.sampled_from([0, *range(2, 60)]),
     top_p=st.floats(0.01, 1),
     min_p=st.floats(0, 1),
 )
@@ -45,19 +89,226 @@ params_strategy = st.builds(
 
 @given(params=params_strategy, seed=st.integers(0, 2**32), scale=st.floats(0.1, 20))
 @settings(max_examples=500, deadline=None)
-def test_a_sampled_token_is_that_of_the_plain_sampler(
+def test_a_sampled_token_is_what_the_filters_definitions_say(
     params: SamplingParams, seed: int, scale: float
 ) -> None:
     logits = (np.random.default_rng(seed).normal(size=(1, 500)) * scale).astype(np.float32)
-    expected = plain_sample(logits[0], params, seed)
-    assert sample(logits, [RowSampling(params, np.random.default_rng(seed))]) == [expected]
+    expected = near(logits[0], params, np.random.default_rng(seed).random())
+    assert sample(full(logits), [RowSampling(params, np.random.default_rng(seed))])[0] in expected
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The fast ways against the plain one
+
+
+def _peaked(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
+    return rng.gumbel(size=shape) * rng.uniform(1, 4, size=(shape[0], 1))
+
+
+def _flat(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
+    return rng.normal(size=shape) * 0.3
+
+
+def _tied(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
+    return np.round(rng.normal(size=shape) * 3)
+
+
+def _half_impossible(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
+    return np.where(
+        rng.random(shape) < rng.choice([0.5, 0.97], size=(shape[0], 1)), -np.inf, _peaked(rng, shape)
+    )
+
+
+KINDS_OF_ROWS = {"peaked": _peaked, "flat": _flat, "tied": _tied, "half impossible": _half_impossible}
+
+KINDS_OF_PARAMS: dict[str, Callable[[np.random.Generator], SamplingParams]] = {
+    "greedy": lambda _: SamplingParams(temperature=0),
+    "as it is": lambda _: SamplingParams(),
+    "temperature": lambda rng: SamplingParams(temperature=rng.uniform(0.05, 2)),
+    "top_k": lambda rng: SamplingParams(temperature=rng.uniform(0.05, 2), top_k=int(rng.integers(1, 80))),
+    "top_p": lambda rng: SamplingParams(top_p=rng.uniform(0.05, 1)),
+    "min_p": lambda rng: SamplingParams(temperature=rng.uniform(0.05, 1.5), min_p=rng.uniform(0.01, 1)),
+    "all": lambda rng: SamplingParams(
+        rng.uniform(0.05, 3), int(rng.integers(0, 100)), rng.uniform(0.05, 1), rng.uniform(0, 0.2)
+    ),
+}
+
+_VOCAB, _NUM_ROWS = 2000, 120
+SHARES = {
+    "greedy": 1.0,
+    "as it is": 0.95,
+    "temperature": 0.5,
+    "top_k": 0.99,
+    "top_p": 0.95,
+    "min_p": 0.99,
+    "all": 0.95,
+}
+"""Of rows decided by 256 candidates, at least, so that these cannot fall into disuse unnoticed."""
+
+
+def _rows(rng: np.random.Generator, kind: str, logits: FloatArray) -> list[RowSampling]:
+    rows = []
+    for i in range(len(logits)):
+        banned: tuple[int, ...] = ()
+        if rng.random() < 0.2:
+            worst_first = np.argsort(logits[i])
+            often_best = _VOCAB - 1 - rng.integers(0, rng.choice([4, _VOCAB]), size=rng.integers(1, 5))
+            banned = tuple({int(token_id) for token_id in worst_first[often_best]})
+        params = KINDS_OF_PARAMS[kind](rng)
+        rows.append(RowSampling(params, np.random.default_rng(int(rng.integers(2**32))), banned))
+    return rows
+
+
+def _again(rows: list[RowSampling]) -> list[RowSampling]:
+    """The same with generators that stand where those stand."""
+    return [RowSampling(r.params, copy.deepcopy(r.generator), r.banned) for r in rows]
+
+
+@pytest.mark.parametrize("num_candidates", [8, 64, 256])
+@pytest.mark.parametrize("kind", KINDS_OF_PARAMS)
+@pytest.mark.parametrize("kind_of_rows", KINDS_OF_ROWS)
+def test_candidates_and_full_rows_give_the_token_that_the_whole_row_gives(
+    kind_of_rows: str, kind: str, num_candidates: int
+) -> None:
+    rng = np.random.default_rng([*kind_of_rows.encode(), *kind.encode(), num_candidates])
+    logits = KINDS_OF_ROWS[kind_of_rows](rng, (_NUM_ROWS, _VOCAB)).astype(np.float32)
+    logits += rng.uniform(-20, 20, size=(_NUM_ROWS, 1)).astype(np.float32)
+    # The errors that `Candidates` allow, and a little less for their rounding to float32.
+    far = FarLogits(logits, num_candidates, rng.uniform(-1.8e-5, 1.8e-5, size=_NUM_ROWS))
+    rows = _rows(rng, kind, logits)
+    plain, by_candidates, by_full_rows = _again(rows), _again(rows), _again(rows)
+    expected = [plainly(logits[i], row) for i, row in enumerate(plain)]
+    assert sample(far.result(), by_candidates) == expected
+    assert sample(full(logits), by_full_rows) == expected
+    nexts = [[row.generator.random() for row in rows] for rows in (plain, by_candidates, by_full_rows)]
+    assert nexts[0] == nexts[1] == nexts[2]
+    if num_candidates == 256:
+        share = 1 - sum(map(len, far.fetched)) / _NUM_ROWS
+        assert share >= SHARES[kind] * (kind_of_rows != "flat" or kind in ("greedy", "top_k", "all"))
+
+
+def test_all_candidates_are_enough_for_every_row() -> None:
+    rng = np.random.default_rng(0)
+    for kind_of_rows in KINDS_OF_ROWS.values():
+        for kind in KINDS_OF_PARAMS:
+            logits = kind_of_rows(rng, (8, _VOCAB)).astype(np.float32)
+            far, rows = FarLogits(logits, _VOCAB), _rows(rng, kind, logits)
+            expected = [plainly(logits[i], row) for i, row in enumerate(_again(rows))]
+            assert sample(far.result(), rows) == expected
+            assert not far.fetched
+
+
+def test_tokens_of_no_mass_beyond_the_candidates_leave_nothing_open() -> None:
+    logits = np.full((1, 1000), -60, np.float32)
+    logits[0, 100:150] = np.linspace(0, 1, 50)
+    for seed in range(50):
+        far, rows = FarLogits(logits, 64), [RowSampling(SamplingParams(), np.random.default_rng(seed))]
+        expected = plainly(logits[0], _again(rows)[0])
+        assert sample(far.result(), rows) == [expected]
+        assert not far.fetched
+
+
+def test_rows_whose_candidates_are_not_enough_are_fetched_in_one_call_and_the_others_never_read() -> None:
+    rng = np.random.default_rng(1)
+    far = FarLogits(rng.normal(size=(6, 500)).astype(np.float32), 16)
+    params = [SamplingParams(temperature=3.0 * (i % 2)) for i in range(6)]
+    result = far.result()
+    sample(result, [RowSampling(p, np.random.default_rng(0)) for p in params])
+    assert far.fetched == [[1, 3, 5]]
+    assert np.isnan(result.logits[::2]).all()
+
+
+def test_a_tie_at_the_border_of_top_k_that_may_go_on_beyond_the_candidates_needs_the_full_row() -> None:
+    logits = np.zeros((1, 100), np.float32)
+    logits[0, 50] = 1
+    row = RowSampling(SamplingParams(top_k=10), np.random.default_rng(3))  # keeps all, as they are equal
+    far, expected = FarLogits(logits, 20), plainly(logits[0], _again([row])[0])
+    assert sample(far.result(), [row]) == [expected]
+    assert far.fetched == [[0]]
+
+
+def test_the_lower_id_is_the_better_of_equals() -> None:
+    logits = np.array([[1, 5, 5, 5, -0.0, 0.0]], np.float32)
+    greedy = [RowSampling(SamplingParams(temperature=0), np.random.default_rng(0))]
+    assert sample(FarLogits(logits, 2).result(), greedy) == sample(full(logits), greedy) == [1]
+    for first, second in ((1, 2), (4, 5)):
+        seen = [
+            choose_in_full(logits[0], SamplingParams(temperature=100), u) for u in np.linspace(0, 0.999, 500)
+        ]
+        assert seen.index(first) < seen.index(second)
+
+
+def test_a_row_with_every_candidate_banned_is_fetched() -> None:
+    logits = np.arange(50, dtype=np.float32)[None]
+    for temperature in (0.0, 0.01):
+        far = FarLogits(logits, 3)
+        banned = (49, 48, 47)
+        row = RowSampling(SamplingParams(temperature=temperature), np.random.default_rng(0), banned)
+        assert sample(far.result(), [row]) == [46]
+        assert far.fetched == [[0]]
+
+
+def test_bans_leave_the_engines_candidates_as_they_were() -> None:
+    logits = np.arange(50, dtype=np.float32)[None]
+    result = FarLogits(logits, 8).result()
+    assert result.candidates is not None
+    ids, best = result.candidates.token_ids.copy(), result.candidates.logits.copy()
+    row = RowSampling(SamplingParams(temperature=0), np.random.default_rng(0), banned=(49,))
+    assert sample(result, [row]) == [48]
+    np.testing.assert_array_equal(result.candidates.token_ids, ids)
+    np.testing.assert_array_equal(result.candidates.logits, best)
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-40, 1e-8])
+def test_a_temperature_next_to_nothing_takes_the_best(temperature: float) -> None:
+    logits = np.random.default_rng(0).normal(size=(1, 300)).astype(np.float32)
+    logits[0, 7:20] = -np.inf
+    params = SamplingParams(temperature=temperature)
+    for result in (full(logits), FarLogits(logits, 32).result()):
+        assert sample(result, [RowSampling(params, np.random.default_rng(0))]) == [logits.argmax()]
+
+
+def test_a_point_at_the_very_end_means_the_last_token_that_is_kept() -> None:
+    class Last(np.random.Generator):
+        def random(self, *_args: object, **_kwargs: object) -> float:  # type: ignore[override]
+            return float(np.nextafter(1, 0))
+
+    logits = np.log(np.array([[0.5, 0.3, 0.2, 1e-30, 1e-30]])).astype(np.float32)
+    for params in (SamplingParams(top_k=3), SamplingParams(top_p=0.9), SamplingParams(min_p=0.3)):
+        row = RowSampling(params, Last(np.random.PCG64()))
+        assert sample(full(logits), [row]) == sample(FarLogits(logits, 4).result(), [row]) == [2]
+
+
+@pytest.mark.parametrize(
+    ("params", "num_banned", "needed"),
+    [
+        (SamplingParams(temperature=0), 0, False),
+        (SamplingParams(temperature=0), 64, True),  # all of them may be banned
+        (SamplingParams(), 3, False),
+        (SamplingParams(temperature=0.7, top_p=0.95), 0, False),
+        (SamplingParams(temperature=2), 0, True),
+        (SamplingParams(temperature=2, top_p=0.9), 0, True),
+        (SamplingParams(temperature=2, top_k=60), 4, False),
+        (SamplingParams(temperature=2, top_k=60), 5, True),
+        (SamplingParams(temperature=2, min_p=0.1), 0, False),
+        (SamplingParams(temperature=2, min_p=0.001), 0, True),
+    ],
+)
+def test_a_full_row_is_asked_for_where_the_best_tokens_are_seldom_enough(
+    params: SamplingParams, num_banned: int, needed: bool
+) -> None:
+    row = RowSampling(params, np.random.default_rng(0), tuple(range(num_banned)))
+    assert needs_full_row(row, 64) is needed
+
+
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_greedy_takes_the_best_and_draws_nothing() -> None:
     logits = np.array([[0, 3, 1], [5, 4, 4]], np.float32)
     generators = [np.random.default_rng(1), np.random.default_rng(2)]
     rows = [RowSampling(SamplingParams(temperature=0), g) for g in generators]
-    assert sample(logits, rows) == [1, 0]
+    assert sample(full(logits), rows) == [1, 0]
     assert generators[0].random() == np.random.default_rng(1).random()
 
 
@@ -65,9 +316,9 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_a_mixed_batch() -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(8, 300)).astype(np.float32) * 4
     params = [SamplingParams(temperature=0.2 + i / 4, top_k=i * 5, top_p=1 - i / 10) for i in range(8)]
-    together = sample(logits.copy(), [RowSampling(p, np.random.default_rng(i)) for i, p in enumerate(params)])
+    together = sample(full(logits), [RowSampling(p, np.random.default_rng(i)) for i, p in enumerate(params)])
     alone = [
-        sample(logits[i : i + 1].copy(), [RowSampling(p, np.random.default_rng(i))])[0]
+        sample(full(logits[i : i + 1]), [RowSampling(p, np.random.default_rng(i))])[0]
         for i, p in enumerate(params)
     ]
     assert together == alone
@@ -79,8 +330,8 @@ def test_draws_follow_the_distribution() -> None:
     generator = np.random.default_rng(5)
     counts = np.zeros(6)
     for _ in range(20_000):
-        counts[sample(logits, [RowSampling(params, generator)])[0]] += 1
-    expected = plain_probabilities(logits[0], params)
+        counts[sample(full(logits), [RowSampling(params, generator)])[0]] += 1
+    expected = masses_kept(logits[0], params)[1]
     # Five standard deviations of a binomial count; the seed is fixed.
     bound = 5 * np.sqrt(20_000 * expected * (1 - expected)) + 1e-9
     assert (np.abs(counts - 20_000 * expected) <= bound).all()
@@ -92,10 +343,27 @@ def test_a_banned_token_is_never_chosen() -> None:
     rows = [
         RowSampling(SamplingParams(temperature=t), np.random.default_rng(0), banned=(0,)) for t in (0.0, 5.0)
     ]
-    assert 0 not in sample(logits, rows)
+    assert 0 not in sample(full(logits), rows)
 
 
-def test_nonsense_logits_are_noticed() -> None:
-    logits = np.full((1, 4), np.nan, np.float32)
+@pytest.mark.parametrize("nonsense", [np.nan, -np.nan, np.inf])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_nonsense_logits_are_noticed(nonsense: float, temperature: float) -> None:
+    logits = np.zeros((1, 40), np.float32)
+    logits[0, 20] = nonsense
+    rows = [RowSampling(SamplingParams(temperature=temperature), np.random.default_rng(0))]
     with pytest.raises(ValueError, match="finite"):
-        sample(logits, [RowSampling(SamplingParams(), np.random.default_rng(0))])
+        sample(full(logits), rows)
+    with np.errstate(invalid="ignore"):
+        far = FarLogits(logits, 8).result()
+    with pytest.raises(ValueError, match="finite"):
+        sample(far, rows)
+
+
+def test_a_row_of_which_nothing_is_possible_is_noticed() -> None:
+    logits = np.full((1, 40), -np.inf, np.float32)
+    logits[0, 3] = 1
+    row = RowSampling(SamplingParams(), np.random.default_rng(0), banned=(3,))
+    for result in (full(logits), FarLogits(logits, 8).result()):
+        with pytest.raises(ValueError, match="finite"):
+            sample(result, [row])
