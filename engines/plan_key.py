@@ -85,9 +85,14 @@ class PlanTarget:
         return major * 10 + minor
 
     @property
+    def capability_text(self) -> str:
+        """The capability as NVIDIA writes it: "8.9"."""
+        return ".".join(map(str, self.compute_capability))
+
+    @property
     def label(self) -> str:
         """The target in a few words."""
-        return f"{self.gpu or 'any GPU'} of compute capability {'.'.join(map(str, self.compute_capability))}"
+        return f"{self.gpu or 'any GPU'} of compute capability {self.capability_text}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from engines.api import EngineError, OutOfMemoryError
 from engines.cuda_api import Cuda, Device
 from engines.memory import GIB
 from engines.options import EngineOptions
-from engines.plan_key import PlanTarget
 from engines.plans import Plan, Plans
 from engines.prepared import PreparedModel, PreparedModels
 from engines.registry import inspect_model
@@ -25,7 +24,7 @@ from engines.trt_context import TrtContext
 from engines.trt_executor import LoadedPlan
 from engines.trt_interface import Interface
 from engines.trt_library import TrtLibrary, TrtLog, load_library
-from engines.trt_plan import PlanRequest, context_length, open_plan, request_plan
+from engines.trt_plan import PlanRequest, context_length, open_plan, request_plan, target_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ def open_trt(
         model = inspect_model(path)
         if options.cuda_graphs and not library.is_ahead_of_time:
             _require_graphs(device)
-        request = request_plan(model.spec, options, _target(library, device))
+        request = request_plan(model.spec, options, target_of(library, device))
         models = PreparedModels(options.cache_folder, options.cache_folder_gib)
         prepared = models.open(path, request.form, progress)
         owner.callback(prepared.close)
@@ -225,13 +224,6 @@ def _saying_so(library: TrtLibrary, progress: Progress) -> Progress:
         progress(phase, done)
 
     return report
-
-
-def _target(library: TrtLibrary, device: Device) -> PlanTarget:
-    """Name what a plan depends on: the capability alone where it is compiled further when it is loaded."""
-    if library.is_ahead_of_time:
-        return PlanTarget(device.compute_capability)
-    return PlanTarget(device.compute_capability, device.name, device.driver_version)
 
 
 def _require_graphs(device: Device) -> None:

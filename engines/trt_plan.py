@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engines.api import EngineError
+from engines.cuda_api import Device
 from engines.form import Dialect, GraphForm
 from engines.options import CacheType, EngineOptions, Precision, WeightFormat
 from engines.plan_key import PlanKey, PlanShape, PlanTarget
@@ -28,6 +29,13 @@ _PLAIN_WEIGHTS = {
     Precision.BF16: WeightFormat.BF16,
     Precision.F32: WeightFormat.FLOAT32,
 }
+_LEAST_SM: dict[WeightFormat | Precision, int] = {
+    WeightFormat.BF16: 80,
+    WeightFormat.INT4: 80,
+    WeightFormat.FP8: 89,
+    Precision.BF16: 80,
+}
+"""Compute capabilities from which on a type is known, as TensorRT-RTX's builder says."""
 _CELLS_ALIGNMENT = 64
 _ADDRESS_ALIGNMENT = 256
 _DECODE_BORDERS = (8,)
@@ -45,14 +53,30 @@ class PlanRequest:
     attention: AttentionForm = AttentionForm.MASK
 
 
+def target_of(library: TrtLibrary, device: Device) -> PlanTarget:
+    """Name the hardware: the capability alone where a plan is compiled further when it is loaded."""
+    if library.is_ahead_of_time:
+        return PlanTarget(device.compute_capability)
+    return PlanTarget(device.compute_capability, device.name, device.driver_version)
+
+
 def request_plan(spec: ModelSpec, options: EngineOptions, target: PlanTarget) -> PlanRequest:
     """Turn the settings into what is asked of the builder.
 
     Raises:
-        EngineError: the settings ask for something that no plan has.
+        EngineError: the settings ask for something that no plan has, or that the target has not.
 
     """
-    return PlanRequest(graph_form(spec, options), plan_shape(spec, options), target)
+    form = graph_form(spec, options)
+    for kind in (form.weights, form.activations):
+        least = _LEAST_SM.get(kind, 0)
+        if target.sm < least:
+            other = "int8 weights" if isinstance(kind, WeightFormat) else "precision f16"
+            raise EngineError(
+                f"{kind.value} needs a GPU of compute capability {least // 10}.{least % 10} or above, and this "
+                f"is one of {target.capability_text}; take {other}"
+            )
+    return PlanRequest(form, plan_shape(spec, options), target)
 
 
 def graph_form(spec: ModelSpec, options: EngineOptions) -> GraphForm:
