@@ -59,7 +59,11 @@ class TrtContext:
             # Made first: what TensorRT takes for itself is then no longer free when the rest is planned.
             self._executor = Executor(plan, stream)
             owner.callback(self._executor.close)
-            self._allocate(options, num_left, stream, owner)
+            try:
+                self._allocate(options, num_left, stream, owner)
+            except BaseException:
+                _settle(stream)
+                raise
             owner.callback(_settle, stream)
             self._owner: ExitStack | None = owner.pop_all()
 

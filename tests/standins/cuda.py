@@ -383,6 +383,7 @@ class StandInCuda:
         """
         gpu = next((gpu for gpu in self._gpus if gpu.is_current), self._gpus[0])
         gpu.enter(Call.ALLOCATE)
+        _refuse_in_capture(gpu, Call.ALLOCATE)
         address = gpu.take(num_bytes)
         number = gpu.open(self, f"{num_bytes} bytes of device memory for {what}")
 

@@ -58,6 +58,8 @@ class Behaviour:
     """Number of the execution to refuse, counted from 1; 0 is none."""
     crash_execution: int = 0
     """Number of the execution that fails when it runs on the stream; 0 is none."""
+    allocates: bool = False
+    """Whether executions allocate memory on the way, so that they cannot be captured."""
     refuse_plans: int = 0
     """How many of the next plans to refuse, good as they may be."""
     num_contexts: int = 0
@@ -400,6 +402,8 @@ class IExecutionContext:
             raise RuleBrokenError("captured before shapes and addresses had been used once")
         self._settled = self._changes
         try:
+            if behaviour.allocates:
+                self._cuda.take(256, "an execution")()
             self._cuda.enqueue(stream_handle, self._work(number, is_captured=is_captured), "enqueueV3")
         except CudaError as error:
             return self._refuse(f"enqueueV3: Error Code 1: Cuda Runtime ({error})")
