@@ -11,9 +11,9 @@ ALIGNMENT = 256
 """Of every tensor's address, as TensorRT's documentation asks."""
 SCRATCH_ALIGNMENT = 512
 """Of scratch memory: the documentation says 256, but runtimes have been seen to refuse less than this."""
-_RESERVE_BYTES = 256 << 20
-"""Left free for each context: for kernels, which CUDA loads when they are first used, for recorded launches,
-and for what else uses the GPU. Assumed, not measured."""
+_RESERVE_BYTES = 512 << 20
+"""Left free on the GPU: for kernels, which CUDA loads when they are first used, for recorded launches, and
+for what else uses the GPU. Assumed, not measured."""
 
 
 def aligned(num_bytes: int) -> int:
@@ -104,8 +104,9 @@ def plan_memory(
 ) -> ContextMemory:
     """Divide what is free of the device.
 
-    A context gets its share of it; from that goes what does not depend on the number of rows, and the rest is
-    for the cache: as many rows as fit, at most one for each sequence of the greatest batch, and a spare one.
+    A context gets its share of it, less a reserve. From that goes what does not depend on the number of rows,
+    and the rest is for the cache: as many rows as fit, at most one for each sequence of the greatest batch,
+    and a spare one.
 
     Args:
         interface: what the engine's tensors are.
@@ -129,15 +130,14 @@ def plan_memory(
     memory = ContextMemory(scratch_bytes + SCRATCH_ALIGNMENT, inputs, outputs, num_output_rows, empty)
 
     fixed = memory.scratch_bytes + inputs.num_bytes + memory.candidates_bytes + memory.logits_bytes
-    share = free_bytes // num_left
-    room = share - fixed - _RESERVE_BYTES
+    share = max(free_bytes - _RESERVE_BYTES, 0) // num_left
+    room = share - fixed
     arithmetic = (
-        f"{_mib(free_bytes)} of the GPU are free with the weights loaded; "
-        + (f"a share for each of {num_left} contexts is {_mib(share)}; " if num_left > 1 else "")
+        f"{_mib(free_bytes)} of the GPU are free with the weights loaded; less {_mib(_RESERVE_BYTES)} in "
+        + (f"reserve, each of {num_left} contexts has {_mib(share)}; " if num_left > 1 else "reserve, ")
         + f"less {_mib(memory.scratch_bytes)} of scratch memory, "
-        f"{_mib(memory.candidates_bytes + memory.logits_bytes)} for {num_output_rows} rows of logits, "
-        f"{_mib(inputs.num_bytes)} for inputs and {_mib(_RESERVE_BYTES)} in reserve leaves "
-        f"{_mib(max(room, 0))}"
+        f"{_mib(memory.candidates_bytes + memory.logits_bytes)} for {num_output_rows} rows of logits and "
+        f"{_mib(inputs.num_bytes)} for inputs, {_mib(max(room, 0))} are left"
     )
     if options.cache_gib is not None:
         allowed = int(options.cache_gib * GIB)

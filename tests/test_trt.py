@@ -470,14 +470,19 @@ def test_a_device_that_is_lost_between_steps_is_told_from_a_refusal(
 
 
 def test_too_little_memory_is_refused_with_the_arithmetic(llama: Path, cache: Path) -> None:
-    rig = make_rig(total_bytes=258 << 20)
+    rig = make_rig(total_bytes=514 << 20)
     engine = rig.open(llama, in_cache(cache, num_contexts=2))
     with pytest.raises(OutOfMemoryError) as caught:
         engine.create_context()
     engine.close()
     rig.assert_all_released()
     words = str(caught.value)
-    for part in ("257.5 MiB of the GPU are free", "each of 2 contexts", "256.0 MiB in reserve", "leaves 0.0"):
+    for part in (
+        "513.5 MiB of the GPU",
+        "512.0 MiB in reserve",
+        "each of 2 contexts has 0.8 MiB",
+        ", 0.0 MiB are left",
+    ):
         assert part in words
 
 
@@ -496,7 +501,7 @@ def test_weights_that_do_not_fit_are_refused_and_their_plan_is_kept(
 
 def test_as_many_rows_as_fit_are_given_and_each_context_gets_its_share(llama: Path, cache: Path) -> None:
     row_bytes = 3 * 2 * 2 * 256 * 16 * 4
-    rig = make_rig(total_bytes=3 * ((258 << 20) + 7 * row_bytes))
+    rig = make_rig(total_bytes=(512 << 20) + 3 * ((2 << 20) + 7 * row_bytes))
     engine = rig.open(llama, in_cache(cache, num_contexts=3))
     contexts = [engine.create_context() for _ in range(3)]
     rows = [context.cache.num_blocks for context in contexts]
