@@ -43,6 +43,8 @@ _RUNTIME_MODULES = {
     "cachesize.py",
     "cuda.py",
     "cuda_api.py",
+    "cuda_errors.py",
+    "cuda_graphs.py",
     "demo_model.py",
     "digests.py",
     "filelock.py",
@@ -60,9 +62,16 @@ _RUNTIME_MODULES = {
     "scripted.py",
     "trt.py",
     "trt_build.py",
+    "trt_context.py",
+    "trt_executor.py",
     "trt_graph.py",
+    "trt_inputs.py",
+    "trt_interface.py",
     "trt_library.py",
+    "trt_memory.py",
+    "trt_outputs.py",
     "trt_plan.py",
+    "trt_replay.py",
 }
 """Modules that have no part in what is prepared."""
 
