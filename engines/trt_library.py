@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from engines.api import EngineNotInstalledError
 
@@ -100,9 +100,9 @@ class TrtLog:
         self._errors: deque[tuple[int, str]] = deque(maxlen=_NUM_LINES)
         self._refusals: list[str] = []
         self._name = library.name
-        tap = _tap(library)
-        tap.logs.add(self)
-        self.logger = tap.logger
+        self._tap = _tap(library)
+        self._tap.logs.add(self)
+        self.logger = self._tap.logger
         """The ILogger to hand to TensorRT."""
 
     @property
@@ -144,8 +144,7 @@ class _Tap:
     def __init__(self, library: TrtLibrary) -> None:
         self.logs: WeakSet[TrtLog] = WeakSet()
         self._name = library.name
-        self.module = library.module
-        """Held, since taps go by its identity."""
+        self._module = library.module  # held, since taps go by its identity
         self.logger = _make_logger(library.module, self._take)
 
     def _take(self, severity: int, text: str) -> None:
@@ -157,13 +156,17 @@ class _Tap:
         _LOG.log(_LEVELS[severity], "%s: %s", self._name, text)
 
 
-_TAPS: dict[int, _Tap] = {}
+# By the module's identity. A tap lives as long as a log or, through its ILogger, anything made with it.
+_TAPS: WeakValueDictionary[int, _Tap] = WeakValueDictionary()
 _TAPS_LOCK = threading.Lock()
 
 
 def _tap(library: TrtLibrary) -> _Tap:
     with _TAPS_LOCK:
-        return _TAPS.setdefault(id(library.module), _Tap(library))
+        tap = _TAPS.get(id(library.module))
+        if tap is None:
+            tap = _TAPS[id(library.module)] = _Tap(library)
+        return tap
 
 
 def _make_logger(module: Any, take: Callable[[int, str], None]) -> Any:

@@ -2,9 +2,6 @@
 
 import argparse
 import asyncio
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from types import UnionType
@@ -12,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import uvloop
 
+from streamsrv.cli.progress_bars import progress_bars
 from streamsrv.config import ENV_PREFIX, Settings, load_settings
 from streamsrv.log_format import configure_logging
 
@@ -80,7 +78,7 @@ def _serve(arguments: argparse.Namespace) -> None:
     settings = load_settings(flags, arguments.config)
     configure_logging(settings.log_level, settings.log_format)
     check_files(settings)
-    with _progress() as report:
+    with progress_bars() as report:
         engine = open_model(settings, report)
     try:
         uvloop.run(serve(settings, engine))
@@ -88,31 +86,3 @@ def _serve(arguments: argparse.Namespace) -> None:
         raise KeyboardInterrupt from None  # a second signal
     finally:
         engine.close()
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, float], None]]:
-    """Show phases of long work: bars on a terminal, a line each elsewhere. On standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
-
-    console = Console(stderr=True)
-    tasks: dict[str, TaskID] = {}
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bars:
-
-        def report(phase: str, done: float) -> None:
-            if phase not in tasks:
-                tasks[phase] = bars.add_task(phase, total=1.0)
-                if not console.is_terminal:
-                    print(f"{phase} ...", file=sys.stderr, flush=True)
-            bars.update(tasks[phase], completed=done)
-
-        yield report
