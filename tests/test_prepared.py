@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from engines.digests import FileDigests
 from engines.filelock import FileLock
 from engines.form import Dialect, GraphForm
 from engines.manifest import MANIFEST_FILE, TOKENIZER_FILE, Manifest
-from engines.options import WeightFormat
+from engines.options import Precision, WeightFormat
 from engines.preparation import GRAPH_FILE
 from engines.prepared import PreparedModels
 from engines.weightfile import WeightFile
@@ -117,6 +118,36 @@ def test_another_content_or_weight_format_is_another_entry(
     shutil.copyfile(tiny_models[tiny.QWEN2.name].gguf, gguf)
     assert prepare(cache, gguf) != first
     assert len(made) == 3
+
+
+def test_every_part_of_the_form_counts_and_is_written_down(gguf: Path, cache: Path) -> None:
+    linear = GraphForm(Dialect.LINEAR, WeightFormat.INT8)
+    forms = [
+        INT8,
+        linear,
+        replace(linear, weights=WeightFormat.INT4),
+        replace(linear, activations=Precision.F16),
+        replace(linear, num_candidates=5),
+        replace(linear, num_candidates=6),
+    ]
+    folders = [prepare(cache, gguf, form) for form in forms]
+    assert len(set(folders)) == len(forms)
+    assert [Manifest.read(folder).form for folder in folders] == forms
+    assert all(folder.exists() for folder in folders)
+
+
+@pytest.mark.parametrize(
+    "form", [GraphForm(Dialect.LINEAR, WeightFormat.INT4), GraphForm(Dialect.PAGED, WeightFormat.INT4)]
+)
+def test_a_form_that_the_model_cannot_have_leaves_nothing(
+    form: GraphForm, tmp_path: Path, cache: Path
+) -> None:
+    model = replace(tiny.LLAMA_TIED, hidden_size=48, num_heads=3, num_kv_heads=1)
+    path = tiny.write_gguf(model, tmp_path / "narrow.gguf")
+    with pytest.raises(EngineError, match="int4"):
+        prepare(cache, path, form)
+    assert PreparedModels(cache).entries() == []
+    assert not list(cache.glob("draft-*"))
 
 
 def test_a_copy_elsewhere_uses_the_same_entry_under_its_own_path(
