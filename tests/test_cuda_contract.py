@@ -58,7 +58,9 @@ def test_cuda_bindings_has_the_functions_with_as_many_arguments() -> None:
 
 def test_the_codes_that_stay_have_the_names_that_cuda_gives_them() -> None:
     driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
-    assert {int(driver.CUresult[f"CUDA_ERROR_{name}"]): name for name in LOST_CODES.values()} == LOST_CODES
+    assert {
+        int(getattr(driver.CUresult, f"CUDA_ERROR_{name}")): name for name in LOST_CODES.values()
+    } == LOST_CODES
 
 
 def test_without_pycuda_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import tarfile
 import tempfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -85,9 +86,9 @@ def build(work: Path) -> Build:
 
 
 def _kept_folder() -> Path:
-    abi = sysconfig.get_config_var("SOABI")
-    versions = "-".join((PYCUDA, HEADERS[0], str(abi))).replace("==", "-").replace(".*", "")
-    return user_cache_path("streamsrv") / "tests" / versions
+    made_of = zlib.crc32(" ".join((PYCUDA, *HEADERS, *HELPERS)).encode())
+    name = f"pycuda-{made_of:08x}-{sysconfig.get_config_var('SOABI')}"
+    return user_cache_path("streamsrv") / "tests" / name
 
 
 def _build_pycuda(folder: Path) -> Path:

@@ -16,7 +16,7 @@ struct CUctx_st {
   long retained;
 };
 
-enum { NUM_DEVICES = 2, STACK = 16, NUM_FAULTS = 16 };
+enum { NUM_DEVICES = 2, STACK = 16, NUM_FAULTS = 16, NUM_COUNTS = 64 };
 
 static struct CUctx_st primary[NUM_DEVICES] = {{0, 0}, {1, 0}};
 static bool initialized;
@@ -28,6 +28,10 @@ static struct {
   long countdown;
   CUresult code;
 } faults[NUM_FAULTS];
+static struct {
+  const char *call;
+  long count;
+} counts[NUM_COUNTS];
 
 static const struct {
   CUresult code;
@@ -97,12 +101,28 @@ CUresult leave(CUresult result) {
   return result;
 }
 
-CUresult enter(const char *call, CUresult *later) {
+static void count_call(const char *call) {
+  int i = 0;
+  while (i < NUM_COUNTS - 1 && counts[i].call && counts[i].call != call) i++;
+  counts[i].call = call;
+  counts[i].count++;
+}
+
+/* Take the lock, and check that there is a context; without one it is free again. */
+static CUresult begin(const char *call) {
   pthread_mutex_lock(&lock);
-  CUresult fault = take_fault(call);
+  count_call(call);
   if (!initialized) return leave(CUDA_ERROR_NOT_INITIALIZED);
   if (depth == 0) return leave(CUDA_ERROR_INVALID_CONTEXT);
-  if (stack[depth - 1]->retained == 0) return leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+  return stack[depth - 1]->retained == 0 ? leave(CUDA_ERROR_CONTEXT_IS_DESTROYED) : CUDA_SUCCESS;
+}
+
+CUresult enter_free(const char *call) { return begin(call); }
+
+CUresult enter(const char *call, CUresult *later) {
+  CUresult refused = begin(call);
+  if (refused) return refused;
+  CUresult fault = take_fault(call);
   if (later) *later = CUDA_SUCCESS;
   if (later && (fault == CUDA_ERROR_LAUNCH_FAILED || fault == CUDA_ERROR_ILLEGAL_ADDRESS))
     *later = fault;
@@ -113,11 +133,12 @@ CUresult enter(const char *call, CUresult *later) {
 }
 
 /* For tests: the nth call from now of that name returns the code; every call returns the code; how many of a
-   kind live; whether a live allocation holds the bytes; and what only a new process can do with CUDA: begin
+   kind live; how often a call was made; whether a live allocation holds the bytes; and what only a new process can do with CUDA: begin
    anew after an error that stays. */
 void fakecuda_fail(const char *call, long nth, int code);
 void fakecuda_lose(int code);
 long fakecuda_live(int kind);
+long fakecuda_num_calls(const char *call);
 int fakecuda_holds(int kind, const void *begin, size_t num_bytes);
 void fakecuda_begin_anew(void);
 
@@ -146,6 +167,15 @@ long fakecuda_live(int kind) {
   return count;
 }
 
+long fakecuda_num_calls(const char *call) {
+  pthread_mutex_lock(&lock);
+  long count = 0;
+  for (int i = 0; i < NUM_COUNTS && counts[i].call; i++)
+    if (same_call(counts[i].call, call)) count += counts[i].count;
+  pthread_mutex_unlock(&lock);
+  return count;
+}
+
 int fakecuda_holds(int kind, const void *begin, size_t num_bytes) {
   pthread_mutex_lock(&lock);
   bool there = holds((enum kind)kind, begin, num_bytes);
@@ -157,6 +187,7 @@ void fakecuda_begin_anew(void) {
   pthread_mutex_lock(&lock);
   lost_code = CUDA_SUCCESS;
   memset(faults, 0, sizeof faults);
+  memset(counts, 0, sizeof counts);
   drop_memory();
   drop_streams();
   memset(num_live, 0, sizeof num_live);

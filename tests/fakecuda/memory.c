@@ -63,7 +63,7 @@ static CUresult give_back(enum kind kind, const void *begin) {
     memset(a->begin, FREED, a->num_bytes);
     free(a->begin);
     free(a);
-    return leave(CUDA_SUCCESS);
+    return leave(lost());
   }
   return leave(CUDA_ERROR_INVALID_VALUE);
 }
@@ -94,7 +94,7 @@ CUresult cuMemAlloc(CUdeviceptr *address, size_t num_bytes) {
 }
 
 CUresult cuMemFree(CUdeviceptr address) {
-  ENTER(NULL);
+  ENTER_FREE();
   return give_back(DEVICE_MEMORY, (void *)(uintptr_t)address);
 }
 
@@ -105,6 +105,6 @@ CUresult cuMemHostAlloc(void **begin, size_t num_bytes, unsigned int flags) {
 }
 
 CUresult cuMemFreeHost(void *begin) {
-  ENTER(NULL);
+  ENTER_FREE();
   return give_back(HOST_MEMORY, begin);
 }

@@ -29,6 +29,13 @@ CUresult enter(const char *call, CUresult *later);
     CUresult refused = enter(__func__, later); \
     if (refused) return refused;              \
   } while (0)
+/* Begin a call that frees: it does so on a lost device, too, and then returns what all calls return. */
+CUresult enter_free(const char *call);
+#define ENTER_FREE()                         \
+  do {                                       \
+    CUresult refused = enter_free(__func__); \
+    if (refused) return refused;             \
+  } while (0)
 /* End a call: free the lock. */
 CUresult leave(CUresult result);
 /* Make a code the one that every later call returns, if it is the first. With the lock. */

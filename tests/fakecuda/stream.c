@@ -34,8 +34,8 @@ struct CUgraphExec_st {
 
 struct CUstream_st {
   operation *first, *last;
-  long num_put, num_done;
-  bool closed;
+  long num_put, num_done, num_awaited;
+  bool closed, abandoned;
   CUgraph captured; /* while it is captured */
   bool valid;
   pthread_t owner; /* the thread that captures it */
@@ -43,12 +43,21 @@ struct CUstream_st {
 };
 
 struct CUevent_st {
+  CUstream stream; /* where it was last recorded, */
+  long number;     /* and as which operation there */
   long num_recorded, num_reached;
   bool captured, closed;
   long num_pending;
 };
 
 static CUstream streams; /* those that are not destroyed */
+static bool lazy;
+
+/* For tests: streams run nothing before something waits for it, so that whatever the host does too early
+   shows every time. */
+void fakecuda_set_lazy(int is_lazy);
+
+void fakecuda_set_lazy(int is_lazy) { lazy = is_lazy; }
 
 static bool is_live(CUstream stream) {
   for (CUstream s = streams; s; s = s->next)
@@ -67,7 +76,7 @@ bool invalidate_capture(void) {
 }
 
 void drop_streams(void) {
-  for (CUstream s = streams; s; s = s->next) s->closed = true;
+  for (CUstream s = streams; s; s = s->next) s->closed = s->abandoned = true;
   streams = NULL;
   pthread_cond_broadcast(&changed);
 }
@@ -142,16 +151,26 @@ static void run(const operation *op) {
   }
 }
 
+static bool is_due(CUstream stream) {
+  if (stream->closed) return true;
+  return stream->first && (!lazy || stream->num_done < stream->num_awaited);
+}
+
+static void await_operation(CUstream stream, long number) {
+  if (stream->num_awaited < number) stream->num_awaited = number;
+  pthread_cond_broadcast(&changed);
+}
+
 static void *work(void *argument) {
   CUstream stream = argument;
   pthread_mutex_lock(&lock);
   for (;;) {
-    while (stream->first == NULL && !stream->closed) pthread_cond_wait(&changed, &lock);
+    while (!is_due(stream)) pthread_cond_wait(&changed, &lock);
     operation *op = stream->first;
     if (op == NULL) break;
     stream->first = op->next;
     if (stream->first == NULL) stream->last = NULL;
-    run(op);
+    if (!stream->abandoned) run(op);
     free(op);
     stream->num_done++;
     pthread_cond_broadcast(&changed);
@@ -262,7 +281,7 @@ CUresult cuStreamCreate(CUstream *stream, unsigned int flags) {
 }
 
 CUresult cuStreamDestroy(CUstream stream) {
-  ENTER(NULL);
+  ENTER_FREE();
   if (!is_live(stream)) return leave(CUDA_ERROR_INVALID_HANDLE);
   CUstream *link = &streams;
   while (*link != stream) link = &(*link)->next;
@@ -270,7 +289,7 @@ CUresult cuStreamDestroy(CUstream stream) {
   num_live[STREAM]--;
   stream->closed = true;
   pthread_cond_broadcast(&changed);
-  return leave(CUDA_SUCCESS);
+  return leave(lost());
 }
 
 CUresult cuStreamSynchronize(CUstream stream) {
@@ -278,6 +297,7 @@ CUresult cuStreamSynchronize(CUstream stream) {
   if (!is_live(stream)) return leave(CUDA_ERROR_INVALID_HANDLE);
   if (invalidate_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   long number = stream->num_put;
+  await_operation(stream, number);
   while (stream->num_done < number) pthread_cond_wait(&changed, &lock);
   return leave(lost());
 }
@@ -291,11 +311,11 @@ CUresult cuEventCreate(CUevent *event, unsigned int flags) {
 }
 
 CUresult cuEventDestroy(CUevent event) {
-  ENTER(NULL);
+  ENTER_FREE();
   num_live[EVENT]--;
   event->closed = true;
   release_event(event);
-  return leave(CUDA_SUCCESS);
+  return leave(lost());
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream) {
@@ -306,6 +326,8 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
   event->captured = stream->captured != NULL;
   if (event->captured) return leave(CUDA_SUCCESS); /* A dependency of what follows, and no node. */
   event->num_pending++;
+  event->stream = stream;
+  event->number = stream->num_put + 1 + (later != CUDA_SUCCESS);
   return put(stream, (operation){.work = MARK, .event = event, .number = ++event->num_recorded}, later);
 }
 
@@ -313,6 +335,7 @@ CUresult cuEventSynchronize(CUevent event) {
   ENTER(NULL);
   if (event->captured) return leave(CUDA_ERROR_CAPTURED_EVENT);
   if (invalidate_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+  if (is_live(event->stream)) await_operation(event->stream, event->number);
   long number = event->num_recorded;
   while (event->num_reached < number && !lost()) pthread_cond_wait(&changed, &lock);
   return leave(lost());
@@ -375,11 +398,11 @@ CUresult cuGraphInstantiate(CUgraphExec *launchable, CUgraph graph, unsigned lon
 }
 
 CUresult cuGraphDestroy(CUgraph graph) {
-  ENTER(NULL);
+  ENTER_FREE();
   free_list(graph->first);
   free(graph);
   num_live[GRAPH]--;
-  return leave(CUDA_SUCCESS);
+  return leave(lost());
 }
 
 CUresult cuGraphLaunch(CUgraphExec launchable, CUstream stream) {
@@ -392,8 +415,8 @@ CUresult cuGraphLaunch(CUgraphExec launchable, CUstream stream) {
 }
 
 CUresult cuGraphExecDestroy(CUgraphExec launchable) {
-  ENTER(NULL);
+  ENTER_FREE();
   num_live[GRAPH_EXEC]--;
   release_graph(launchable);
-  return leave(CUDA_SUCCESS);
+  return leave(lost());
 }

@@ -312,9 +312,9 @@ class StandInDevice:
         """Let the nth call from now of a kind fail."""
         self._gpu.fail(call, failure, nth)
 
-    def lose(self, words: str = Failure.DEVICE_LOST.value) -> None:
-        """Lose the device now: every later call fails."""
-        self._gpu.lose(words)
+    def lose(self) -> None:
+        """Lose the GPU now: every later call fails."""
+        self._gpu.lose(Failure.DEVICE_LOST.value)
 
 
 class StandInCuda:
@@ -337,10 +337,6 @@ class StandInCuda:
             found += [f"capture of stream {stream.handle:#x}" for stream in gpu.capturing.values()]
             found += [f"device {gpu.index}"] * gpu.num_retained
         return found
-
-    def fail(self, call: Call, failure: Failure, nth: int = 1) -> None:
-        """Let the nth call from now of a kind fail, on the first GPU."""
-        self._gpus[0].fail(call, failure, nth)
 
     # For the stand-in of a library that launches kernels.
 

@@ -5,7 +5,7 @@ variable set; everywhere else it is the first.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from engines.cuda_api import Device
@@ -15,13 +15,25 @@ from tests.standins.cuda_gpu import Call, Failure
 VARIABLE = "STREAMSRV_TEST_CUDA"
 
 
-class CudaRig(Protocol):
-    """`engines.cuda_api.Cuda`, and what tests and stand-ins of libraries need besides."""
+class RigDevice(Device, Protocol):
+    """`engines.cuda_api.Device`, and what tests need besides."""
 
-    def open_device(self, index: int) -> Device: ...
+    @property
+    def num_calls(self) -> Mapping[Call, int]:
+        """How often each call was made."""
+        ...
+
     def fail(self, call: Call, failure: Failure, nth: int = 1) -> None:
         """Let the nth call from now of a kind fail."""
 
+    def lose(self) -> None:
+        """Lose the GPU now: every later call fails with `Failure.DEVICE_LOST`."""
+
+
+class CudaRig(Protocol):
+    """`engines.cuda_api.Cuda`, and what tests and stand-ins of libraries need besides."""
+
+    def open_device(self, index: int) -> RigDevice: ...
     def leaks(self) -> list[str]:
         """What is not closed."""
         ...
@@ -42,10 +54,13 @@ class CudaRig(Protocol):
         ...
 
 
-def make_rig(total_bytes: int = 1 << 30) -> CudaRig:
-    """Make the rig that the environment asks for, with so much device memory and two GPUs."""
+def make_cuda_rig(total_bytes: int = 1 << 30, *, lazy: bool = False) -> CudaRig:
+    """Make the rig that the environment asks for, with so much device memory and two GPUs.
+
+    Lazy streams run nothing before something waits for it.
+    """
     if os.environ.get(VARIABLE) == "pycuda":
         from tests.standins.pycuda_rig import PyCudaRig
 
-        return PyCudaRig(total_bytes)
-    return StandInCuda(total_bytes=total_bytes, num_devices=2)
+        return PyCudaRig(total_bytes, lazy=lazy)
+    return StandInCuda(total_bytes=total_bytes, num_devices=2, lazy=lazy)

@@ -4,18 +4,20 @@ import ctypes
 import itertools
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.cuda import PyCuda
+from engines.cuda import PyCuda, PyCudaDevice
 from engines.cuda_api import CudaError
 from engines.cuda_errors import CudaErrors, driver_words
 from tests.standins.cuda_gpu import Call, Failure
+from tests.standins.cuda_rig import RigDevice
 
 USED_NAMES: Final = frozenset(
     {
@@ -70,30 +72,49 @@ def record_names() -> set[str]:
     return names
 
 
+class _Device:
+    """A device with what `tests.standins.cuda_rig.RigDevice` adds."""
+
+    def __init__(self, device: PyCudaDevice, library: ctypes.CDLL) -> None:
+        self._device = device
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+    @property
+    def num_calls(self) -> dict[Call, int]:
+        return {call: self._library.fakecuda_num_calls(_name(call)) for call in Call}
+
+    def fail(self, call: Call, failure: Failure, nth: int = 1) -> None:
+        self._library.fakecuda_fail(_name(call), ctypes.c_long(nth), _CODES[failure])
+
+    def lose(self) -> None:
+        self._library.fakecuda_lose(_CODES[Failure.DEVICE_LOST])
+
+
 class PyCudaRig(PyCuda):
     """`tests.standins.cuda_rig.CudaRig` over PyCUDA. One at a time: the library is one for the process."""
 
-    def __init__(self, total_bytes: int) -> None:
+    def __init__(self, total_bytes: int, *, lazy: bool = False) -> None:
         self._library = ctypes.CDLL("libcuda.so.1")
         self._library.fakecuda_begin_anew()
         self._library.fakecuda_set_total_bytes(ctypes.c_size_t(total_bytes))
+        self._library.fakecuda_set_lazy(int(lazy))
         self._library.fakecuda_live.restype = ctypes.c_long
+        self._library.fakecuda_num_calls.restype = ctypes.c_long
         self._errors = CudaErrors(driver_words())
         self._lock = threading.Lock()
         self._tasks: dict[int, tuple[Callable[[], None], bool]] = {}
         self._numbers = itertools.count(1)
         self._function = _HOST_FUNCTION(self._run)
 
-    def fail(self, call: Call, failure: Failure, nth: int = 1) -> None:
-        name = "cuLaunchHostFunc" if call is Call.ENQUEUE else call.value
-        self._library.fakecuda_fail(name.encode(), ctypes.c_long(nth), _CODES[failure])
+    def open_device(self, index: int) -> "RigDevice":  # type: ignore[override]
+        return cast(RigDevice, _Device(super().open_device(index), self._library))
 
     def leaks(self) -> list[str]:
-        return [
-            f"{count} of {what}"
-            for kind, what in enumerate(_KINDS)
-            if (count := self._library.fakecuda_live(kind))
-        ]
+        kinds = enumerate(_KINDS)
+        return [what for kind, what in kinds for _ in range(self._library.fakecuda_live(kind))]
 
     def enqueue(self, handle: int, task: Callable[[], None], name: str) -> None:
         if handle == 0:
@@ -111,8 +132,8 @@ class PyCudaRig(PyCuda):
         try:
             task()
         except BaseException:
+            traceback.print_exc()  # CUDA's error does not carry it.
             self._library.fakecuda_lose(_CODES[Failure.LAUNCH_FAILED])
-            raise  # ctypes prints it.
 
     def view(self, address: int, num_bytes: int) -> NDArray[np.uint8]:
         if not self._library.fakecuda_holds(
@@ -139,3 +160,7 @@ class PyCudaRig(PyCuda):
         code = getattr(self._library, call)(*arguments)
         if code != 0:
             raise self._errors.from_code(call.removesuffix("_v2"), code)
+
+
+def _name(call: Call) -> bytes:
+    return b"cuLaunchHostFunc" if call is Call.ENQUEUE else call.value.encode()
