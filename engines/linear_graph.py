@@ -39,6 +39,8 @@ class RowCache:
     def attend(self, graph: GraphBuilder, layer: int, packed: str) -> str:
         """Write the new keys and values into the rows, and attend to these under the mask."""
         spec = graph.spec
+        if graph.type == TensorProto.FLOAT16:
+            packed = _finite(graph, packed)
         query, key, value = split(graph, packed)
         query = rotate(graph, heads(graph, layer, "q", query))
         key = rotate(graph, heads(graph, layer, "k", key))
@@ -52,6 +54,19 @@ class RowCache:
         attended = graph.node("Attention", [query, *caches, _MASK])
         attended = graph.node("Transpose", [attended], perm=[0, 2, 1, 3])
         return graph.reshape(attended, (0, 0, spec.num_heads * spec.head_dim))
+
+
+def _finite(graph: GraphBuilder, value: str) -> str:
+    """Keep float16 that overflowed out of the caches.
+
+    A mask cannot hide it there: what is hidden is multiplied by 0, and 0 times infinity is no number. So it
+    would spoil every later sequence of the row. The bound leaves room to rotate and to multiply.
+    """
+    bound = np.array(2.0**14, np.float16)
+    bounds = [graph.constant("least", -bound), graph.constant("largest", bound)]
+    zero = graph.constant("zero", np.zeros((), np.float16))
+    value = graph.node("Where", [graph.node("IsNaN", [value]), zero, value])
+    return graph.node("Clip", [value, *bounds])
 
 
 class StandardProducts:

@@ -307,6 +307,31 @@ def test_float16_activations_stay_near_the_oracle(
     assert relative_rms(logits, oracle_of(tiny_paths.gguf).logits(IDS[:40])) < F16_RMS
 
 
+def test_a_sequence_that_overflows_float16_leaves_its_row_usable(llama: Path, tmp_path: Path) -> None:
+    @dataclass(frozen=True, slots=True)
+    class Overflowing:
+        checkpoint: WeightSource
+
+        def tensor(self, name: str, rows: slice | None = None) -> FloatArray:
+            values = self.checkpoint.tensor(name, rows)
+            if name == "embed":
+                values = values.copy()
+                values[[7, 9]] = [[np.inf], [3e4]]
+            return values
+
+    form = GraphForm(Dialect.LINEAR, WeightFormat.FLOAT32, Precision.F16)
+    with open_checkpoint(llama) as checkpoint:
+        write_model(checkpoint.spec, Overflowing(checkpoint), tmp_path / "model.onnx", form)
+        decoder = Decoder(tmp_path / "model.onnx", checkpoint.spec, Precision.F16, 1, MAX_LEN)
+    ids = [token_id for token_id in IDS[:40] if token_id not in (7, 9)]
+    spoilt = decoder.logits([*ids[:20], 9, 7, *ids[:20]])
+    assert np.isnan(spoilt[21]).all()
+    decoder.forget(0)
+    expected = oracle_of(llama).logits(ids)
+    usable = [token_id for token_id in range(320) if token_id not in (7, 9)]  # the head is the same table
+    assert relative_rms(decoder.logits(ids)[:, usable], expected[:, usable]) < F16_RMS
+
+
 RMS_BOUNDS = {
     WeightFormat.INT8: 0.1,
     WeightFormat.INT4: 0.7,
