@@ -29,7 +29,8 @@ class Queue:
         with self._changed:
             self._tasks.append(task)
             self._num_put += 1
-            self._changed.notify_all()
+            if not self._lazy:
+                self._changed.notify_all()
             return self._num_put
 
     def wait(self, number: int | None = None) -> None:

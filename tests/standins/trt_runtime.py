@@ -62,6 +62,8 @@ class Behaviour:
     """Whether executions allocate memory on the way, so that they cannot be captured."""
     refuse_plans: int = 0
     """How many of the next plans to refuse, good as they may be."""
+    num_calls: int = 0
+    """Calls of execution contexts."""
     num_contexts: int = 0
     """Execution contexts alive."""
     num_engines: int = 0
@@ -482,7 +484,8 @@ class IExecutionContext:
         return work
 
     def _own(self, call: str, stream: int | None = None) -> None:
-        """Hold the context to its thread and its stream."""
+        """Count a call, and hold the context to its thread and its stream."""
+        self._behaviour.num_calls += 1
         if threading.get_ident() != self._thread:
             raise RuleBrokenError(f"{call} on a thread that did not make the context")
         if stream is None:
