@@ -118,18 +118,10 @@ def parse(library: TrtLibrary, log: TrtLog, graph: TrtGraph, builder: Any) -> Pa
         said = "; ".join(f"{error.desc()} [{error.node_operator()} {error.node_name()}]" for error in errors)
         raise EngineError(f"{library.name} does not understand {graph.path}: {said or log.quote()}")
     _refuse_warnings(library, log, graph)
-    found = {
-        "inputs": [network.get_input(index) for index in range(network.num_inputs)],
-        "outputs": [network.get_output(index) for index in range(network.num_outputs)],
-    }
-    for side, infos in (("inputs", graph.inputs), ("outputs", graph.outputs)):
-        tensors = {tensor.name: tensor for tensor in found[side]}
-        if tensors.keys() != {info.name for info in infos}:
-            raise EngineError(
-                f"{library.name} made a network with other {side} of {graph.path}: {sorted(tensors)}"
-            )
-        for info in infos:
-            _check_tensor(library, info, tensors[info.name])
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    outputs = [network.get_output(index) for index in range(network.num_outputs)]
+    _check_tensors(library, graph.inputs, inputs)
+    _check_tensors(library, graph.outputs, outputs)
     # Each of these shares its output's memory with its input: a cache that became anything else is a copy.
     kinds = [network.get_layer(index).type for index in range(network.num_layers)]
     num_updates = kinds.count(trt.LayerType.KV_CACHE_UPDATE)
@@ -156,16 +148,24 @@ def make_profile(builder: Any, inputs: Sequence[TensorInfo], profile: Profile) -
     return trt_profile
 
 
-def _check_tensor(library: TrtLibrary, info: TensorInfo, tensor: Any) -> None:
-    kind = getattr(library.module.DataType, info.kind)
-    shape = tuple(tensor.shape)
-    is_alike = len(shape) == len(info.shape) and all(
-        found in (size, -1) for found, size in zip(shape, info.shape, strict=True)
-    )
-    if tensor.dtype != kind or not is_alike:
-        raise EngineError(
-            f"{library.name} made {info.name} {tensor.dtype} {shape}; the graph has {info.kind} {info.shape}"
+def _check_tensors(library: TrtLibrary, infos: Sequence[TensorInfo], tensors: list[Any]) -> None:
+    """Refuse a network whose inputs or outputs are not those of the graph."""
+    found = sorted(tensor.name for tensor in tensors)
+    if found != sorted(info.name for info in infos):
+        raise EngineError(f"{library.name} made other inputs or outputs of the graph: {', '.join(found)}")
+    expected = {info.name: info for info in infos}
+    for tensor in tensors:
+        info = expected[tensor.name]
+        kind = getattr(library.module.DataType, info.kind)
+        shape = tuple(tensor.shape)
+        is_alike = len(shape) == len(info.shape) and all(
+            size in (found, -1) for size, found in zip(shape, info.shape, strict=True)
         )
+        if tensor.dtype != kind or not is_alike:
+            raise EngineError(
+                f"{library.name} made {info.name} {tensor.dtype} {shape}; the graph has {info.kind} "
+                f"{info.shape}"
+            )
 
 
 def _refuse_warnings(library: TrtLibrary, log: TrtLog, graph: TrtGraph) -> None:

@@ -77,14 +77,15 @@ def load_library(name: str) -> TrtLibrary:
     return TrtLibrary(name, module, version)
 
 
+_WHEELS = {("linux", "x86_64"), ("linux", "aarch64"), ("win32", "amd64")}
+"""Systems and machines that both libraries have wheels for (TensorRT 11.4, TensorRT-RTX 1.7)."""
+
+
 def _remedy(name: str) -> str:
     machine = platform.machine().lower()
-    has_wheel = machine in ("x86_64", "amd64") and sys.platform in ("linux", "win32")
-    if name == TENSORRT and sys.platform == "linux" and machine == "aarch64":
-        has_wheel = True
-    if has_wheel:
+    if (sys.platform, machine) in _WHEELS:
         return f"install it with: pip install 'streamsrv[{name}]'"
-    return f"NVIDIA publishes none for {sys.platform} on {machine}; use another engine"
+    return f"NVIDIA publishes none for {sys.platform} on {machine}; take another engine"
 
 
 class TrtLog:
