@@ -10,10 +10,12 @@ from pathlib import Path
 
 from engines.api import EngineError
 from engines.checkpoint import open_checkpoint
-from engines.form import GraphForm
+from engines.form import Dialect, GraphForm
 from engines.manifest import TOKENIZER_FILE, FileRecord, Manifest
 from engines.memory import GIB
 from engines.options import WeightFormat
+from engines.quantization import PLAIN_TYPES
+from engines.spec import ModelSpec
 
 GRAPH_FILE = "model.onnx"
 WEIGHTS_FILE = "model.weights"
@@ -78,11 +80,19 @@ def _no_space(folder: Path, path: Path, needed: str = "more") -> EngineError:
     )
 
 
+def _least_bytes(spec: ModelSpec, form: GraphForm) -> float:
+    """What the weights take at least: scales and a few small tensors come on top."""
+    needed = spec.num_parameters * _BYTES_PER_WEIGHT[form.weights]
+    if form.dialect is Dialect.LINEAR and form.weights not in PLAIN_TYPES:
+        needed += spec.vocab_size * spec.hidden_size * (2 if spec.tied_embeddings else 1)  # rows in two bytes
+    return needed
+
+
 def _write(draft: Path, path: Path, form: GraphForm, report: Progress) -> None:
     from engines.graph import write_model  # the only place that needs onnx
 
     with open_checkpoint(path) as checkpoint:
-        needed = checkpoint.spec.num_parameters * _BYTES_PER_WEIGHT[form.weights]
+        needed = _least_bytes(checkpoint.spec, form)
         if shutil.disk_usage(draft).free < needed:
             raise _no_space(draft.parent, path, f"{needed / GIB:.2f} GiB")
         model = checkpoint.info

@@ -39,41 +39,22 @@ _DIGESTS_FOLDER = "digests"
 _SOURCE_SUFFIXES = {".safetensors", ".json", ".jinja", ".model", ".txt"}
 """Files of a Hugging Face folder that can make a difference."""
 _RUNTIME_MODULES = {
-    "api.py",
-    "cachesize.py",
-    "cuda.py",
-    "cuda_api.py",
-    "cuda_errors.py",
-    "cuda_graphs.py",
-    "demo_model.py",
-    "digests.py",
-    "filelock.py",
-    "linear.py",
-    "linear_memory.py",
-    "memory.py",
-    "ort.py",
-    "ort_forms.py",
-    "ov.py",
-    "ov_graph.py",
-    "plan_key.py",
-    "plans.py",
-    "prepared.py",
-    "registry.py",
-    "scripted.py",
-    "trt.py",
-    "trt_build.py",
-    "trt_context.py",
-    "trt_executor.py",
-    "trt_graph.py",
-    "trt_inputs.py",
-    "trt_interface.py",
-    "trt_library.py",
-    "trt_memory.py",
-    "trt_outputs.py",
-    "trt_plan.py",
-    "trt_replay.py",
+    "api",
+    "cachesize",
+    "demo_model",
+    "digests",
+    "filelock",
+    "linear",
+    "linear_memory",
+    "memory",
+    "ov",
+    "ov_graph",
+    "prepared",
+    "registry",
+    "scripted",
 }
-"""Modules that have no part in what is prepared."""
+_RUNTIME_PREFIXES = ("cuda", "ort", "plan", "trt")
+"""Modules that have no part in what is prepared, by their names and by what their names begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +241,7 @@ def _code_digest() -> str:
     """Hash the modules that prepare: a change of theirs must not meet what the old ones wrote."""
     digest = hashlib.sha256()
     for module in sorted(Path(__file__).parent.glob("*.py")):
-        if module.name not in _RUNTIME_MODULES:
+        if module.stem not in _RUNTIME_MODULES and not module.stem.startswith(_RUNTIME_PREFIXES):
             digest.update(module.read_bytes())
     return digest.hexdigest()
 

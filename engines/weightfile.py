@@ -19,6 +19,9 @@ ALIGNMENT = 64
 CHUNK_BYTES = 16 << 20
 """Size of the float32 rows that are read, converted and written at once."""
 
+_SAMPLE_ROWS = 256
+"""Rows of a matrix that tell whether it gains by offsets."""
+
 
 class WeightSource(Protocol):
     """Where the weights come from, such as a checkpoint."""
@@ -133,7 +136,7 @@ class WeightFile:
         column, with_offsets = 0, False
         for chunk in read_rows(source, parts, width):
             if matrix is None and form is WeightFormat.INT4:
-                with_offsets = gains_by_offsets(chunk)
+                with_offsets = gains_by_offsets(chunk[:_SAMPLE_ROWS])
             rounded = quantize(chunk, form, scale_type, with_offsets=with_offsets)
             if matrix is None:
                 matrix = np.empty((width, num_columns), rounded.values.dtype)

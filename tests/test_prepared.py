@@ -5,6 +5,8 @@ import logging
 import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -188,6 +190,34 @@ def test_a_change_of_the_code_that_prepares_replaces_the_entry(
     assert new.exists()
     assert not old.exists()
     assert other.exists()
+
+
+def test_every_module_that_prepares_is_part_of_the_code_that_counts(
+    tiny_models: dict[str, TinyPaths], tmp_path: Path
+) -> None:
+    from engines.prepared import _RUNTIME_MODULES, _RUNTIME_PREFIXES
+
+    script = """
+import sys
+from pathlib import Path
+from engines.checkpoint import open_checkpoint
+from engines.form import Dialect, GraphForm
+from engines.graph import write_model
+from engines.options import WeightFormat
+for path in sys.argv[2:]:
+    with open_checkpoint(Path(path)) as checkpoint:
+        checkpoint.info
+        form = GraphForm(Dialect.LINEAR, WeightFormat.INT4)
+        write_model(checkpoint.spec, checkpoint, Path(sys.argv[1]), form)
+print(*sys.modules)
+"""
+    paths = tiny_models[tiny.LLAMA_TIED.name]
+    command = [sys.executable, "-c", script, str(tmp_path / "model.onnx"), str(paths.gguf), str(paths.folder)]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    preparing = {name.removeprefix("engines.") for name in loaded.split() if name.startswith("engines.")}
+    assert {"graph", "linear_graph", "weightfile", "gguf_vocabulary", "hf_vocabulary"} <= preparing
+    assert preparing & _RUNTIME_MODULES <= {"api"}  # types and errors
+    assert not [name for name in preparing if name.startswith(_RUNTIME_PREFIXES)]
 
 
 def truncate(file: Path) -> None:
