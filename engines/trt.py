@@ -28,6 +28,9 @@ from engines.trt_plan import PlanRequest, context_length, open_plan, request_pla
 
 _LOG = logging.getLogger(__name__)
 
+_CLOSE_S = 2.0
+"""How long closing an engine waits for contexts that are being closed."""
+
 Progress = Callable[[str, float], None]
 
 
@@ -89,7 +92,7 @@ class TrtEngine:
         self._options = options
         self._name = loaded.library.name
         self._contexts: set[TrtContext] = set()
-        self._lock = threading.Lock()  # contexts are made on threads of their own
+        self._lock = threading.Condition()  # contexts are made and closed on threads of their own
         spec = prepared.model.spec
         self._model = replace(
             prepared.model, spec=replace(spec, context_length=context_length(spec, options))
@@ -132,7 +135,8 @@ class TrtEngine:
         with self._lock:
             if self._loaded is None:
                 return
-            if self._contexts:
+            # A worker that is stopped may still be closing its own.
+            if not self._lock.wait_for(lambda: not self._contexts, _CLOSE_S):
                 # Of a thread that hangs in the driver: freeing beneath it would be worse.
                 _LOG.warning("%d contexts are still open; the GPU's memory stays taken", len(self._contexts))
                 return
@@ -145,6 +149,7 @@ class TrtEngine:
     def _on_closed(self, context: TrtContext) -> None:
         with self._lock:
             self._contexts.discard(context)
+            self._lock.notify_all()
 
 
 def _load(

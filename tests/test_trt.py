@@ -335,9 +335,31 @@ def test_a_closed_engine_makes_no_context(rig: Rig, llama: Path, cache: Path) ->
         engine.create_context()
 
 
+def test_an_engine_waits_for_contexts_that_are_being_closed(rig: Rig, llama: Path, cache: Path) -> None:
+    engine = rig.open(llama, in_cache(cache))
+    made, closing = threading.Event(), threading.Event()
+
+    def live() -> None:
+        context = engine.create_context()
+        made.set()
+        closing.wait()
+        context.close()
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    made.wait()
+    threading.Timer(0.05, closing.set).start()
+    engine.close()
+    thread.join()
+
+
 def test_an_engine_is_not_closed_beneath_a_context(
-    engine: TrtEngine, context: ExecutionContext, caplog: pytest.LogCaptureFixture
+    engine: TrtEngine,
+    context: ExecutionContext,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("engines.trt._CLOSE_S", 0.01)
     engine.close()
     assert "1 contexts are still open" in caplog.text
     context.step(one_step())

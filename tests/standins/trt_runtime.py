@@ -4,6 +4,7 @@
 import hashlib
 import json
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,6 +54,8 @@ class Behaviour:
     """Whether executions compute; otherwise they leave the outputs as they are."""
     has_aliases: bool = True
     """Whether engines tell which outputs are in place of inputs."""
+    execution_s: float = 0.0
+    """How much longer executions take than they do."""
     num_executions: int = 0
     refuse_execution: int = 0
     """Number of the execution to refuse, counted from 1; 0 is none."""
@@ -465,6 +468,7 @@ class IExecutionContext:
             for tensor in self.engine.tensors.values()
         ]
         itself, changes, cuda, memory = weakref.ref(self), self._changes, self._cuda, self._memory
+        delay_s = self._behaviour.execution_s
 
         def work() -> None:
             context = itself()
@@ -472,6 +476,7 @@ class IExecutionContext:
                 raise RuleBrokenError("executed after the context was gone")
             if is_captured and context._changes != changes:
                 raise RuleBrokenError("a captured graph was launched after its context had changed")
+            time.sleep(delay_s)
             cuda.view(*memory)[:64] = number % 251  # scratch is written to
             binding = session.io_binding()
             for tensor, shape, address in bound:
