@@ -3,9 +3,12 @@
 `streamsrv build` and the engines come here with the same settings and so find the same plan.
 """
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from engines.api import EngineError
 from engines.cuda_api import Device
@@ -155,7 +158,7 @@ def open_plan(
         version=library.version,
         target=target,
         shape=request.shape,
-        flags=(f"attention={request.attention.value}",),
+        flags=(f"attention={request.attention.value}", f"code={_code_digest()}"),
     )
 
     def build() -> memoryview:
@@ -174,3 +177,11 @@ def open_plan(
         return built.serialized
 
     return plans.open(key, build)
+
+
+@cache
+def _code_digest() -> str:
+    """Hash the modules that decide what is built of a graph."""
+    folder = Path(__file__).parent
+    modules = ("plan_key.py", "trt_build.py", "trt_graph.py")
+    return hashlib.sha256(b"".join((folder / name).read_bytes() for name in modules)).hexdigest()[:8]

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
+from engines.api import EngineError
 from engines.checkpoint import open_checkpoint
 from engines.form import Dialect, GraphForm
 from engines.graph import write_model
@@ -107,6 +109,50 @@ def test_a_plan_is_compiled_for_every_capability_that_the_library_names(
     path = write()
     for target in library.targets:
         build_plan(library, log, path, SHAPE, compute_capabilities=[target])
+
+
+def test_an_input_that_the_parser_ignores_is_an_error(library: TrtLibrary, write: Write) -> None:
+    """Attention's own lengths: the parser takes them and computes as if they were not there."""
+    path = write()
+    model = onnx.load(path, load_external_data=False)
+    model.graph.input.append(onnx.helper.make_tensor_value_info("lengths", onnx.TensorProto.INT64, ["B"]))
+    for node in model.graph.node:
+        if node.op_type == "Attention":
+            del node.input[3:]  # the mask
+            node.input.extend(["", "", "", "lengths"])
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(EngineError, match=r"would not compute what .* says: .*Unused Input"):
+        compile_graph(library, path)
+
+
+def test_a_node_that_the_parser_refuses_is_named_with_its_reason(library: TrtLibrary, write: Write) -> None:
+    path = write()
+    model = onnx.load(path, load_external_data=False)
+    attention = next(node for node in model.graph.node if node.op_type == "Attention")
+    attention.attribute.append(onnx.helper.make_attribute("softcap", 30.0))
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(EngineError, match=rf"does not understand .*: .+ \[Attention {attention.name}\]"):
+        compile_graph(library, path)
+
+
+def test_weights_that_are_missing_are_an_error(library: TrtLibrary, write: Write) -> None:
+    path = write()
+    path.with_suffix(".weights").unlink()
+    with pytest.raises(EngineError, match="does not understand"):
+        compile_graph(library, path)
+
+
+def test_another_capability_than_the_library_knows_is_an_error(library: TrtLibrary, write: Write) -> None:
+    with pytest.raises(
+        EngineError, match="compute capability 90; it builds them for 75, 80, 86, 89, 120, 121"
+    ):
+        build_plan(library, TrtLog(library), write(), SHAPE, compute_capabilities=[90])
+
+
+def test_what_the_builder_cannot_do_is_an_error_with_its_words(library: TrtLibrary, write: Write) -> None:
+    path = write(WeightFormat.BF16, BF16)
+    with pytest.raises(EngineError, match=r"could not build a plan of .*tensorrt_rtx says: .*sm75"):
+        build_plan(library, TrtLog(library), path, SHAPE, compute_capabilities=[75])
 
 
 def check_network(library: TrtLibrary, path: Path, shape: PlanShape, layers: int, kind: str) -> None:

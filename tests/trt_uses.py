@@ -180,10 +180,10 @@ class _Follower:
                 self._body([*node.body, *node.orelse], env)
             case ast.Return() if node.value is not None:
                 kind = self._type(node.value, env)
-                if kind is not None and kind != UNKNOWN and (name := env.get("return name")):
-                    declared = RETURNS.get(name)
+                if kind is not None and kind != UNKNOWN and (function := env.get("return name")):
+                    declared = RETURNS.get(function)
                     if env.get("return annotation") == "Any" and declared is None:
-                        self._fault(node, f"{name} returns a {kind}: say so in RETURNS")
+                        self._fault(node, f"{function} returns a {kind}: say so in RETURNS")
             case _:
                 for part, value in ast.iter_fields(node):
                     if part in ("body", "orelse", "finalbody"):
