@@ -48,8 +48,6 @@ _FAULTS: tuple[type[Exception], ...] = (
 """What ONNX Runtime raises: a class for each of its status codes, with no root of their own."""
 
 _WEIGHTS = (WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FLOAT32)
-_MIN_BATCH = 2
-"""Fewest rows of a product: a single one is multiplied by another kernel, which rounds differently."""
 _MAX_BINDINGS = 8
 """Ranges of rows whose addresses stay bound. From one step to the next the range is most often the same; a
 new one takes 0.3 ms on a model of 30 layers."""
@@ -154,6 +152,9 @@ class OnnxRuntimeEngine:
 class OnnxRuntimeContext:
     """The rows of a cache, and the addresses of ranges of them bound to a session."""
 
+    num_candidates = 0
+    """Full logits are here already."""
+
     def __init__(
         self,
         session: ort.InferenceSession,
@@ -169,21 +170,23 @@ class OnnxRuntimeContext:
         self._cache = cache
         self._inputs = inputs
         self._on_closed = on_closed
-        self._rows = Rows(
-            cache.num_blocks,
-            cache.block_size,
-            vocab_size=spec.vocab_size,
-            max_piece=options.max_step_tokens,
-            max_logit_rows=max(options.max_step_tokens, cache.num_blocks + 1),
-            max_batch=cache.num_blocks + 1,
-            min_batch=_MIN_BATCH,
-        )
-        num_rows = self._rows.num_rows
-        self._written = np.zeros(num_rows, np.int64)
-        """Cells of each row that the system has given memory for."""
+        num_rows = cache.num_blocks + 1
         try:
+            self._rows = Rows(
+                cache.num_blocks,
+                cache.block_size,
+                vocab_size=spec.vocab_size,
+                max_piece=options.max_step_tokens,
+                max_logit_rows=max(options.max_step_tokens, num_rows),
+                max_batch=num_rows,
+            )
+            self._written = np.zeros(num_rows, np.int64)
+            """Cells of each row that the system has given memory for."""
             self._caches = _allocate(spec, num_rows, cache.block_size)
-        except (OSError, ValueError, OverflowError) as error:
+            self._logits = np.empty((num_rows, spec.vocab_size), np.float32)
+            self._apart = np.empty((num_rows, spec.vocab_size), np.float32)
+            """Logits of runs whose rows are not wanted, or not one after the other."""
+        except (OSError, MemoryError, ValueError, OverflowError) as error:
             raise OutOfMemoryError(
                 f"a cache of {num_rows} rows of {cache.bytes_per_block} bytes, "
                 f"{num_rows * cache.bytes_per_block / GIB:.2f} GiB, could not be allocated: {error}"
@@ -191,9 +194,6 @@ class OnnxRuntimeContext:
         self._bindings: dict[tuple[int, int], ort.IOBinding] = {}
         """By first row and number of rows; the one used last at the end."""
         self._constant = inputs.constant(cache.block_size)
-        self._logits = np.empty((num_rows, spec.vocab_size), np.float32)
-        self._padded = np.empty((num_rows, spec.vocab_size), np.float32)
-        """Logits of runs that give some that are not wanted, or not in one piece."""
 
     @property
     def cache(self) -> CacheSpec:
@@ -238,7 +238,7 @@ class OnnxRuntimeContext:
         self._session = None
         self._bindings = {}
         self._caches = {}
-        self._logits = self._padded = self._logits[:0].copy()
+        self._logits = self._apart = self._logits[:0].copy()
         return_freed_memory()
         self._on_closed(self)
 
@@ -255,7 +255,7 @@ class OnnxRuntimeContext:
             binding.bind_cpu_input(name, value)
         count, results = len(run.logit_rows), run.results
         in_place = len(results) == count == results[-1] - results[0] + 1
-        target = logits[results[0] : results[0] + count] if in_place else self._padded[:count]
+        target = logits[results[0] : results[0] + count] if in_place else self._apart[:count]
         binding.bind_output("logits", "cpu", 0, np.float32, target.shape, target.ctypes.data)
         session.run_with_iobinding(binding)  # other Python threads run meanwhile
         if not in_place:
@@ -330,6 +330,7 @@ def _session_options(num_threads: int) -> ort.SessionOptions:
     settings.log_severity_level = 3  # errors; they are raised, too
     # A pattern would be kept for each combination of shapes, and steps have many.
     settings.enable_mem_pattern = False
-    # Threads that wait for more work between steps would take the processors from the server's loop.
-    settings.add_session_config_entry("session.force_spinning_stop", "1")
+    # By default its threads spin for 10 ms and more when there is nothing to do, on processors that the
+    # server's loop and other contexts need. With others at work steps took half the time without that.
+    settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return settings
