@@ -29,7 +29,10 @@ INT4 = EngineOptions(WeightFormat.INT4)
 EXACT_BOUND = 2e-4
 """Largest difference of a logit in float32; 1e-4 was measured, on logits of up to 30."""
 RMS = {EXACT: 1e-5, INT8: 0.15, INT4: 0.6}
-"""Root-mean-square difference by the weights, in standard deviations of the logits."""
+"""Root-mean-square difference by the weights, in standard deviations of the logits; 1e-6, 0.05 and 0.45 were
+measured on the tiny models, whose random weights suit 4 bits badly."""
+DEMO_RMS = 0.15
+"""The same on the demo model, which has 4 bits itself; 0.06 was measured at int8, 0.05 at int4."""
 TIE = 1e-4
 """Where the oracle's two best logits are closer, either may be chosen."""
 GARBAGE = 1e3
@@ -199,7 +202,7 @@ def test_few_bits_stay_within_their_bound_on_the_demo_model(
     context = make_context(demo_path, replace(options, max_context=DEMO_CONTEXT))
     for continued in demo:
         logits = steps.logits_of(context, continued.fed)[-16:]
-        assert relative_rms(logits, continued.expected) < RMS[options]
+        assert relative_rms(logits, continued.expected) < DEMO_RMS
 
 
 @every_form
