@@ -235,9 +235,12 @@ def test_prefill_in_pieces_of_any_size_gives_the_same_logits(
         assert relative_rms(logits, whole) < RMS[options], piece
 
 
-def test_a_long_step_is_cut_into_pieces(llama: Path, make_context: MakeContext) -> None:
+def test_a_long_step_is_cut_into_pieces(
+    llama: Path, make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = steps.logits_of(make_context(llama, EXACT), IDS)
-    context = make_context(llama, replace(EXACT, max_step_tokens=16, max_batch=4))
+    monkeypatch.setattr("engines.ort._MAX_PIECE", 16)
+    context = make_context(llama, replace(EXACT, max_batch=4))
     assert np.abs(steps.logits_of(context, IDS) - whole).max() < EXACT_BOUND
 
 
