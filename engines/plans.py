@@ -50,6 +50,8 @@ class PlanEntry:
     """A plan on disk, for people."""
 
     name: str
+    title: str
+    """What it is for, in a line."""
     key: dict[str, Any]
     size_bytes: int
     last_used: float
@@ -113,12 +115,13 @@ class Plans:
         """Where the plans are."""
         return self._folder
 
-    def open(self, key: PlanKey, build: Callable[[], Serialized]) -> Plan:
+    def open(self, key: PlanKey, build: Callable[[], Serialized], title: str = "") -> Plan:
         """Take a plan out of the folder, or build it into it.
 
         Args:
             key: what it depends on.
             build: builds it; called at most once, while no other process builds the same one.
+            title: what it is for, in a line for people.
 
         Raises:
             EngineError: the folder cannot be used, or has no room; or what `build` raises.
@@ -142,7 +145,7 @@ class Plans:
                         began = time.monotonic()
                         serialized = build()
                         build_s = time.monotonic() - began
-                        _make_entry(entry, key, serialized, build_s)
+                        _make_entry(entry, key, title, serialized, build_s)
                     make.discard()
             plan = Plan(entry, use, lambda reason: self._rejected.update({entry.name: reason}), build_s)
             (entry / _USED_FILE).touch()
@@ -163,7 +166,15 @@ class Plans:
                 manifest = _read_manifest(folder)
             except (OSError, ValueError):
                 continue
-            found.append(PlanEntry(folder.name, manifest["key"], _size_bytes(folder), _last_used(folder)))
+            found.append(
+                PlanEntry(
+                    name=folder.name,
+                    title=str(manifest["title"]),
+                    key=manifest["key"],
+                    size_bytes=_size_bytes(folder),
+                    last_used=_last_used(folder),
+                )
+            )
         return sorted(found, key=lambda entry: -entry.last_used)
 
     def clear(self) -> int:
@@ -266,12 +277,12 @@ def _fault(entry: Path, key: PlanKey, digests: FileDigests) -> str | None:
 
 def _read_manifest(entry: Path) -> dict[str, Any]:
     content = json.loads((entry / PLAN_MANIFEST_FILE).read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or not {"key", "size_bytes", "sha256"} <= content.keys():
+    if not isinstance(content, dict) or not {"title", "key", "size_bytes", "sha256"} <= content.keys():
         raise ValueError(f"{PLAN_MANIFEST_FILE} is no manifest of a plan")
     return content
 
 
-def _make_entry(entry: Path, key: PlanKey, serialized: Serialized, build_s: float) -> None:
+def _make_entry(entry: Path, key: PlanKey, title: str, serialized: Serialized, build_s: float) -> None:
     """Write a plan into a draft folder and give it its name, in place of one that may be there."""
     for leftover in entry.parent.glob(f"{_DRAFT_PREFIX}{entry.name}-*"):
         shutil.rmtree(leftover, ignore_errors=True)  # of a process that died
@@ -282,6 +293,7 @@ def _make_entry(entry: Path, key: PlanKey, serialized: Serialized, build_s: floa
             file.flush()
             os.fsync(file.fileno())
         manifest = {
+            "title": title,
             "size_bytes": len(serialized),
             "sha256": hashlib.sha256(serialized).hexdigest(),
             "key": key.parts,

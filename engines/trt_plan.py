@@ -76,8 +76,8 @@ def request_plan(spec: ModelSpec, options: EngineOptions, target: PlanTarget) ->
         if target.sm < least:
             other = "int8 weights" if isinstance(kind, WeightFormat) else "precision f16"
             raise EngineError(
-                f"{kind.value} needs a GPU of compute capability {least // 10}.{least % 10} or above, and this "
-                f"is one of {target.capability_text}; take {other}"
+                f"{kind.value} needs a GPU of compute capability {least // 10}.{least % 10} or above, and "
+                f"this is one of {target.capability_text}; take {other}"
             )
     return PlanRequest(form, plan_shape(spec, options), target)
 
@@ -176,7 +176,11 @@ def open_plan(
             plans.keep_timing_cache(library.name, library.version, target, built.timing_cache)
         return built.serialized
 
-    return plans.open(key, build)
+    title = (
+        f"{prepared.model.name} ({request.form.label}), {library.name} {library.version}, for "
+        f"{target.label}, {request.shape.max_batch} sequences of up to {request.shape.max_len} tokens"
+    )
+    return plans.open(key, build, title)
 
 
 @cache

@@ -162,6 +162,13 @@ def test_it_says_what_it_made_and_how_to_serve_with_it(
     assert again[0] == path
     assert again[1].endswith("was there already")
 
+    assert run(["cache", "--cache-dir", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert f"plan of {inspect_model(model).name} (linear-f16-f16-k256), tensorrt_rtx" in shown
+    assert "1 prepared models and 1 plans" in shown
+    assert run(["cache", "clear", "--cache-dir", str(tmp_path)]) == 0
+    assert not Path(path).exists()
+
 
 @pytest.mark.usefixtures("rtx", "no_gpu")
 @pytest.mark.parametrize(

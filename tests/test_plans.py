@@ -99,9 +99,10 @@ def test_every_part_of_the_key_makes_another_plan(tmp_path: Path, other: PlanKey
 
 
 def test_the_manifest_says_in_full_what_the_plan_is_for(tmp_path: Path) -> None:
-    plan = Plans(tmp_path).open(KEY, lambda: CONTENT)
+    plan = Plans(tmp_path).open(KEY, lambda: CONTENT, "a plan of a model")
     manifest = json.loads((plan.folder / PLAN_MANIFEST_FILE).read_text())
     plan.close()
+    assert [entry.title for entry in Plans(tmp_path).entries()] == ["a plan of a model"]
     assert manifest["key"] == KEY.parts
     assert manifest["key"]["target"]["gpu"] == "NVIDIA L4"
     assert manifest["size_bytes"] == len(CONTENT)

@@ -102,6 +102,7 @@ def test_attention_by_lengths_compiles(library: TrtLibrary, write: Write, activa
     assert size > 0
 
 
+@pytest.mark.slow
 def test_a_plan_is_compiled_for_every_capability_that_the_library_names(
     library: TrtLibrary, log: TrtLog, write: Write
 ) -> None:
