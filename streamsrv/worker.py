@@ -74,8 +74,7 @@ class _Sampled:
     """What a step brought to one job."""
 
     job: Job
-    token_id: int
-    text: str
+    token: Token
     finish: Finish | None
 
 
@@ -83,9 +82,22 @@ class _Sampled:
 class _Taken:
     """A step that was taken: what it brought, and its time on the worker's thread."""
 
+    step: Step
+    jobs: list[Job]
+    """Of each of the step's parts."""
     sampled: list[_Sampled]
     began_s: float
     ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """A job whose blocks are free, and whose reader is still to be told how it ended."""
+
+    job: Job
+    how: Finish | StreamsrvError | None
+    """None is a cancel."""
+    last: Token | None = None
 
 
 class _StuckError(EngineError):
@@ -96,7 +108,8 @@ class Worker:
     """Steps a context on a thread of its own, and feeds the logs of its jobs from the loop.
 
     All methods are for the loop's thread. Between two steps everything that arrived is applied; while a
-    step is in flight the scheduler's running sequences are left alone.
+    step is in flight the scheduler's running sequences are left alone. Between two steps only that is done
+    on which the next one depends: what a step has brought is told while the next one is computed.
     """
 
     def __init__(
@@ -286,47 +299,82 @@ class Worker:
         )
         self._set_state(WorkerState.READY)
         self._ready.set()
+        taken: _Taken | None = None
         while True:
-            self._apply_aborts()
-            self._drop_expired()
-            step = scheduler.schedule()
-            if step is None:
+            self._wake.clear()
+            endings = self._settle(scheduler, taken)
+            try:
+                step = scheduler.schedule()
+                flight = None if step is None else self._launch(thread, context, step)
+            finally:
+                self._tell_of(taken, endings)
+            if flight is None:
                 if self._jobs:
                     raise EngineError(f"{len(self._jobs)} requests wait for a step that never comes")
-                self._wake.clear()
+                taken = None
                 await self._wake.wait()
                 continue
-            jobs = [self._jobs[s.sequence_id] for s in step.sampled]
             try:
                 async with asyncio.timeout(self._stuck_after_s):
-                    taken = await thread.call(_take_step, context, step, jobs, self._clock)
+                    taken = await flight
             except TimeoutError:
                 raise _StuckError(f"a step did not end within {self._stuck_after_s:g} s") from None
             self._num_steps += 1
-            self._book(scheduler, step, taken)
 
-    def _book(self, scheduler: Scheduler, step: Step, taken: _Taken) -> None:
-        scheduler.update(step, [s.token_id for s in taken.sampled])
-        report = self._report(step, taken)
-        for s in taken.sampled:
-            if s.job.stream.log.ended:
-                continue  # its reader was told of its end while the step was in flight
-            token = Token(0, s.token_id, s.text)
-            if s.finish is None:
-                s.job.stream.log.append(token)
-            else:
-                self._end(s.job, s.finish, token)
-        self._on_step(report)
+    def _launch(
+        self, thread: EngineThread, context: ExecutionContext, step: Step
+    ) -> "asyncio.Future[_Taken]":
+        jobs = [self._jobs[part.sequence.sequence_id] for part in step.parts]
+        flight = thread.call(_take_step, context, step, jobs, self._clock)
+        thread.let_begin()
+        return flight
 
-    def _report(self, step: Step, taken: _Taken) -> StepReport:
-        """Note what the step has brought to each request's progress, and sum it up."""
+    def _settle(self, scheduler: Scheduler, taken: _Taken | None) -> list[_Ending]:
+        """Book a step, and free the blocks of all that end with it, by an abort or at their deadline."""
+        endings = []
+        if taken is not None:
+            scheduler.update(taken.step, [s.token.token_id for s in taken.sampled])
+            endings += [
+                _Ending(s.job, s.finish, s.token)
+                for s in taken.sampled
+                if s.finish is not None and not s.job.stream.log.ended
+            ]
+            for ending in endings:
+                scheduler.finish(ending.job.sequence)
+        aborts, self._to_abort = self._to_abort, []
+        for job, error in [*aborts, *self._expired()]:
+            if job.sequence.status is not SequenceStatus.FINISHED:
+                scheduler.finish(job.sequence)
+                endings.append(_Ending(job, error))
+        return endings
+
+    def _expired(self) -> list[tuple[Job, StreamsrvError]]:
+        now = self._clock()
+        return [
+            (job, DeadlinePassedError(started=job.sequence.num_output_tokens > 0))
+            for job in self._jobs.values()
+            if job.sequence.request.deadline_s is not None and job.sequence.request.deadline_s <= now
+        ]
+
+    def _tell_of(self, taken: _Taken | None, endings: list[_Ending]) -> None:
+        """Pass on what a step has brought, and who has ended."""
+        report = None if taken is None else self._report(taken)
+        for s in taken.sampled if taken is not None else ():
+            if s.finish is None and not s.job.stream.log.ended:  # else it was told to end during the step
+                s.job.stream.log.append(s.token)
+        for ending in endings:
+            self._end(ending.job, ending.how or _cancelled(ending.job), ending.last)
+        if report is not None:
+            self._on_step(report)
+
+    def _report(self, taken: _Taken) -> StepReport:
+        """Note what a step has brought to each request's progress, and sum it up."""
         queue_times_s, first_tokens_s, num_prompt_tokens = [], [], 0
-        for part in step.parts:
-            if part.sequence.num_computed == part.num_new:  # its first, or its first since a preemption
-                progress = self._jobs[part.sequence.sequence_id].stream.progress
-                if progress.started_s is None:
-                    progress.started_s = taken.began_s
-                    queue_times_s.append(taken.began_s - progress.arrived_s)
+        for job in taken.jobs:
+            progress = job.stream.progress
+            if progress.started_s is None:
+                progress.started_s = taken.began_s
+                queue_times_s.append(taken.began_s - progress.arrived_s)
         now = self._clock()
         gaps_s: dict[float, int] = {}
         for s in taken.sampled:
@@ -341,8 +389,8 @@ class Worker:
             progress.last_token_s = now
         return StepReport(
             taken.ended_s - taken.began_s,
-            step.batch.num_sequences,
-            step.batch.num_tokens,
+            taken.step.batch.num_sequences,
+            taken.step.batch.num_tokens,
             len(taken.sampled),
             num_prompt_tokens,
             tuple(queue_times_s),
@@ -350,26 +398,9 @@ class Worker:
             gaps_s,
         )
 
-    def _apply_aborts(self) -> None:
-        aborts, self._to_abort = self._to_abort, []
-        for job, error in aborts:
-            if not job.done.is_set():
-                self._end(job, error or _cancelled(job))
-
-    def _drop_expired(self) -> None:
-        now = self._clock()
-        expired = [
-            job
-            for job in self._jobs.values()
-            if job.sequence.request.deadline_s is not None and job.sequence.request.deadline_s <= now
-        ]
-        for job in expired:
-            started = job.sequence.num_output_tokens > 0
-            self._end(job, DeadlinePassedError(started=started))
-
     def _end(self, job: Job, how: Finish | StreamsrvError, last: Token | None = None) -> None:
         """The one place where a job ends: blocks first, then the reader is told, if it has not been."""
-        if self._scheduler is not None:
+        if self._scheduler is not None and job.sequence.status is not SequenceStatus.FINISHED:
             self._scheduler.finish(job.sequence)
         del self._jobs[job.sequence.sequence_id]
         self._tell(job, how, last)
@@ -409,15 +440,16 @@ def _cancelled(job: Job) -> Finish:
 
 
 def _take_step(context: ExecutionContext, step: Step, jobs: list[Job], clock: Callable[[], float]) -> _Taken:
-    """Compute, sample and detokenise; on the worker's thread."""
+    """Compute, sample and detokenise; on the worker's thread. `jobs` are those of the step's parts."""
     began_s = clock()
-    rows, batch = [job.row_sampling() for job in jobs], step.batch
+    sampling = [job for job, part in zip(jobs, step.parts, strict=True) if part.samples]
+    rows, batch = [job.row_sampling() for job in sampling], step.batch
     if context.num_candidates:
         in_full = np.array([needs_full_row(row, context.num_candidates) for row in rows], np.bool_)
         batch = replace(batch, full_rows=in_full)
     token_ids = sample(context.step(batch), rows)
-    sampled = [_accept(job, token_id) for job, token_id in zip(jobs, token_ids, strict=True)]
-    return _Taken(sampled, began_s, clock())
+    sampled = [_accept(job, token_id) for job, token_id in zip(sampling, token_ids, strict=True)]
+    return _Taken(step, jobs, sampled, began_s, clock())
 
 
 def _accept(job: Job, token_id: int) -> _Sampled:
@@ -426,4 +458,4 @@ def _accept(job: Job, token_id: int) -> _Sampled:
     finish = sequence.finish_by(token_id, detokenizer.matched_stop)
     if finish is not None:
         finish = Finish(finish.reason, finish.matched, detokenizer.flush())
-    return _Sampled(job, token_id, text, finish)
+    return _Sampled(job, Token(0, token_id, text), finish)
