@@ -14,7 +14,8 @@ from tests.standins.over_pycuda import MODULES
 from tests.standins.pycuda_rig import USED_NAMES
 
 ROOT = Path(__file__).parents[1]
-TESTS = ("tests/test_cuda_api.py",)
+TESTS = ("tests/test_cuda_api.py", "tests/test_trt.py")
+"""Those that run over a rig: the seam's own, and the TensorRT engines' on the stand-in for TensorRT."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -56,10 +57,10 @@ def _functions(module: str) -> set[str]:
     return found
 
 
-def test_the_seam_keeps_its_promises_over_pycuda(report: dict[str, Any]) -> None:
+def test_the_seam_and_the_engines_above_keep_their_promises_over_pycuda(report: dict[str, Any]) -> None:
     assert report["failed"] == []
     assert report["skipped"] == []
-    assert report["num_passed"] > 30
+    assert report["num_passed"] > 90
 
 
 def test_every_function_in_front_of_pycuda_was_run(report: dict[str, Any]) -> None:

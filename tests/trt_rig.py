@@ -9,7 +9,7 @@ from typing import Any
 from engines.options import CacheType, EngineOptions, Precision, WeightFormat
 from engines.trt import TrtEngine, open_trt
 from engines.trt_library import TENSORRT
-from tests.standins.cuda import StandInCuda, StandInDevice
+from tests.standins.cuda_rig import CudaRig, RigDevice, make_cuda_rig
 from tests.standins.tensorrt import StandInTensorrt
 
 EXACT = EngineOptions(WeightFormat.FLOAT32, Precision.F32, CacheType.F32, max_batch=8, max_step_tokens=64)
@@ -20,7 +20,7 @@ EXACT = EngineOptions(WeightFormat.FLOAT32, Precision.F32, CacheType.F32, max_ba
 class Rig:
     """A GPU, a library on it, and perhaps an engine."""
 
-    cuda: StandInCuda
+    cuda: CudaRig
     trt: StandInTensorrt
 
     def open(
@@ -32,7 +32,7 @@ class Rig:
         return open_trt(name, path, options, report, cuda=self.cuda, library=self.trt.library)
 
     @contextmanager
-    def device(self) -> Iterator[StandInDevice]:
+    def device(self) -> Iterator[RigDevice]:
         """Look at the GPU: at its counts of calls, or to make one fail."""
         device = self.cuda.open_device(0)
         try:
@@ -49,7 +49,7 @@ class Rig:
 
 def make_rig(name: str = TENSORRT, *, lazy: bool = False, total_bytes: int = 1 << 30, **settings: Any) -> Rig:
     """Make a GPU and a library; `settings` are the library's."""
-    cuda = StandInCuda(lazy=lazy, total_bytes=total_bytes)
+    cuda = make_cuda_rig(total_bytes, lazy=lazy)
     return Rig(cuda, StandInTensorrt(cuda, name, **settings))
 
 

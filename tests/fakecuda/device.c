@@ -90,10 +90,11 @@ static bool same_call(const char *symbol, const char *name) {
 }
 
 static CUresult take_fault(const char *call) {
+  CUresult code = CUDA_SUCCESS;
   for (int i = 0; i < NUM_FAULTS; i++)
     if (faults[i].countdown > 0 && same_call(call, faults[i].call) && --faults[i].countdown == 0)
-      return faults[i].code;
-  return CUDA_SUCCESS;
+      code = faults[i].code;
+  return code;
 }
 
 CUresult leave(CUresult result) {
@@ -185,11 +186,11 @@ int fakecuda_holds(int kind, const void *begin, size_t num_bytes) {
 
 void fakecuda_begin_anew(void) {
   pthread_mutex_lock(&lock);
+  drop_streams();
+  drop_memory();
   lost_code = CUDA_SUCCESS;
   memset(faults, 0, sizeof faults);
   memset(counts, 0, sizeof counts);
-  drop_memory();
-  drop_streams();
   memset(num_live, 0, sizeof num_live);
   pthread_mutex_unlock(&lock);
 }
@@ -229,7 +230,8 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal) {
 }
 
 CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
-  snprintf(name, (size_t)length, "Host memory %d", device);
+  (void)device;
+  snprintf(name, (size_t)length, "Stand-in GPU");
   return CUDA_SUCCESS;
 }
 

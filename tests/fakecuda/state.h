@@ -46,8 +46,8 @@ bool stays(CUresult code);
 bool invalidate_capture(void);
 /* The bytes are in one live allocation of that kind. With the lock. */
 bool holds(enum kind kind, const void *begin, size_t num_bytes);
-/* Let go of what a lost device could not free. With the lock. */
-void drop_memory(void);
+/* End all streams without running what is queued, when what runs has run; and free all memory. With the lock. */
 void drop_streams(void);
+void drop_memory(void);
 
 #endif

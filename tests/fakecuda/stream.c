@@ -51,6 +51,7 @@ struct CUevent_st {
 };
 
 static CUstream streams; /* those that are not destroyed */
+static long num_threads; /* of streams that have not ended, destroyed or not */
 static bool lazy;
 
 /* For tests: streams run nothing before something waits for it, so that whatever the host does too early
@@ -79,6 +80,7 @@ void drop_streams(void) {
   for (CUstream s = streams; s; s = s->next) s->closed = s->abandoned = true;
   streams = NULL;
   pthread_cond_broadcast(&changed);
+  while (num_threads) pthread_cond_wait(&changed, &lock);
 }
 
 static void free_list(operation *first) {
@@ -175,6 +177,8 @@ static void *work(void *argument) {
     stream->num_done++;
     pthread_cond_broadcast(&changed);
   }
+  num_threads--;
+  pthread_cond_broadcast(&changed);
   pthread_mutex_unlock(&lock);
   free(stream);
   return NULL;
@@ -273,6 +277,7 @@ CUresult cuStreamCreate(CUstream *stream, unsigned int flags) {
     return leave(CUDA_ERROR_OUT_OF_MEMORY);
   }
   pthread_detach(thread);
+  num_threads++;
   made->next = streams;
   streams = made;
   num_live[STREAM]++;

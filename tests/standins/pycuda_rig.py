@@ -8,13 +8,13 @@ import traceback
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engines.cuda import PyCuda, PyCudaDevice
-from engines.cuda_api import CudaError
+from engines.cuda_api import CudaError, CudaOutOfMemoryError
 from engines.cuda_errors import CudaErrors, driver_words
 from tests.standins.cuda_gpu import Call, Failure
 from tests.standins.cuda_rig import RigDevice
@@ -46,6 +46,8 @@ _CODES: Final = {
     Failure.DEVICE_LOST: 214,
     Failure.LAUNCH_FAILED: 719,
 }
+_RETRIED: Final = (Call.ALLOCATE, Failure.OUT_OF_MEMORY)
+"""PyCUDA collects Python's garbage then, and tries once more."""
 _KINDS: Final = ("device memory", "pinned array", "stream", "event", "graph", "launchable graph", "device")
 _DEVICE_MEMORY: Final = 0
 _HOST_FUNCTION: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -60,7 +62,8 @@ class Recorder(ModuleType):
         self.__dict__["names"] = set()
 
     def __getattr__(self, name: str) -> Any:
-        self.__dict__["names"].add(name)
+        if not name.startswith("__"):
+            self.__dict__["names"].add(name)
         return getattr(self.__dict__["_module"], name)
 
 
@@ -88,6 +91,8 @@ class _Device:
 
     def fail(self, call: Call, failure: Failure, nth: int = 1) -> None:
         self._library.fakecuda_fail(_name(call), ctypes.c_long(nth), _CODES[failure])
+        if (call, failure) == _RETRIED:
+            self._library.fakecuda_fail(_name(call), ctypes.c_long(nth + 1), _CODES[failure])
 
     def lose(self) -> None:
         self._library.fakecuda_lose(_CODES[Failure.DEVICE_LOST])
@@ -96,7 +101,10 @@ class _Device:
 class PyCudaRig(PyCuda):
     """`tests.standins.cuda_rig.CudaRig` over PyCUDA. One at a time: the library is one for the process."""
 
+    _current: ClassVar["PyCudaRig | None"] = None
+
     def __init__(self, total_bytes: int, *, lazy: bool = False) -> None:
+        PyCudaRig._current = self
         self._library = ctypes.CDLL("libcuda.so.1")
         self._library.fakecuda_begin_anew()
         self._library.fakecuda_set_total_bytes(ctypes.c_size_t(total_bytes))
@@ -149,10 +157,15 @@ class PyCudaRig(PyCuda):
 
     def take(self, num_bytes: int, what: str) -> Callable[[], None]:  # noqa: ARG002
         address = ctypes.c_uint64()
-        self._check("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(num_bytes))
+        arguments = ctypes.byref(address), ctypes.c_size_t(num_bytes)
+        try:
+            self._check("cuMemAlloc_v2", *arguments)
+        except CudaOutOfMemoryError:
+            self._check("cuMemAlloc_v2", *arguments)  # as PyCUDA does, for a failure asked for is as long
 
         def free() -> None:
-            self._check("cuMemFree_v2", address)
+            if PyCudaRig._current is self:  # A later rig's memory may be at the same address.
+                self._library.fakecuda_free(ctypes.c_void_p(address.value))
 
         return free
 

@@ -4,15 +4,14 @@ An instance takes the place of the module `tensorrt` or `tensorrt_rtx`: the name
 those of the real bindings as far as `engines` uses them. What the real library refuses, it refuses in the
 same way: False or None, and a line in the log. What the real library forbids without noticing raises
 `RuleBrokenError`. A plan holds the graph and where its weights are; the weights' size is taken from the
-device's memory when a plan is loaded, so that what is not released shows in `StandInCuda.leaks`.
+device's memory when a plan is loaded, so that what is not released shows in its `leaks`.
 """
 
 from engines.trt_library import TENSORRT, TENSORRT_RTX, TrtLibrary
 from tests.standins import trt_names
-from tests.standins.cuda import StandInCuda
 from tests.standins.trt_builder import Builder, OnnxParser
 from tests.standins.trt_names import RuleBrokenError
-from tests.standins.trt_runtime import Behaviour, Runtime
+from tests.standins.trt_runtime import Behaviour, CudaSide, Runtime
 
 __all__ = ["RuleBrokenError", "StandInTensorrt"]
 
@@ -43,7 +42,7 @@ class StandInTensorrt:
 
     def __init__(
         self,
-        cuda: StandInCuda,
+        cuda: CudaSide,
         name: str = TENSORRT,
         *,
         is_computing: bool = True,
