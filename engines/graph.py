@@ -9,12 +9,14 @@ from engines.api import EngineError
 from engines.form import Dialect, GraphForm
 from engines.graph_builder import GraphBuilder
 from engines.graph_parts import CacheNodes, ProductNodes
+from engines.grouped_graph import BlockProducts, GroupedCache
 from engines.linear_graph import RowCache, StandardProducts
 from engines.options import Precision, WeightFormat
 from engines.paged_graph import OwnProducts, PagedCache
 from engines.spec import ModelSpec
 from engines.weightfile import WeightFile, WeightSource
 
+_GROUPED_WEIGHTS = (WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FLOAT32)
 _PAGED_WEIGHTS = (WeightFormat.INT8, WeightFormat.BF16, WeightFormat.FLOAT32)
 
 
@@ -28,9 +30,20 @@ def _paged_parts(form: GraphForm) -> tuple[CacheNodes, ProductNodes]:
     return PagedCache(), OwnProducts()
 
 
+def _grouped_parts(form: GraphForm) -> tuple[CacheNodes, ProductNodes]:
+    if form.activations is not Precision.F32 or form.weights not in _GROUPED_WEIGHTS:
+        allowed = ", ".join(kind.value for kind in _GROUPED_WEIGHTS)
+        raise EngineError(
+            f"there is no graph {form.label}: a grouped one computes in f32 and holds its weights as "
+            f"{allowed}"
+        )
+    return GroupedCache(), BlockProducts()
+
+
 GRAPH_PARTS: Mapping[Dialect, Callable[[GraphForm], tuple[CacheNodes, ProductNodes]]] = {
     Dialect.PAGED: _paged_parts,
     Dialect.LINEAR: lambda _: (RowCache(), StandardProducts()),
+    Dialect.GROUPED: _grouped_parts,
 }
 """What makes a dialect's nodes for a form; raises EngineError for a form that it does not have."""
 

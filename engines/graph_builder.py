@@ -113,6 +113,14 @@ class GraphBuilder:
         self._tensors[tensor.name] = tensor
         return tensor.name
 
+    def view(self, held: str, name: str, shape: Sequence[int]) -> str:
+        """Hold a tensor that is held already once more, in another shape; both are the same bytes."""
+        tensor = TensorProto()
+        tensor.CopyFrom(self._tensors[held])
+        tensor.name = name
+        tensor.dims[:] = shape
+        return self.hold(tensor)
+
     def holds(self, name: str) -> bool:
         """Whether there is a tensor of this name."""
         return name in self._tensors

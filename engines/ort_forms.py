@@ -46,4 +46,22 @@ class LinearInputs:
         }
 
 
-RUN_INPUTS: Mapping[Dialect, RunInputs] = {Dialect.LINEAR: LinearInputs()}
+class GroupedInputs:
+    """GroupQueryAttention's: each row's last position, and the length of the longest row, holes included."""
+
+    def constant(self, max_len: int) -> Inputs:  # noqa: ARG002 - of the seam
+        """None."""
+        return {}
+
+    def of(self, run: Run) -> Inputs:
+        """A run's tokens, and its positions as the node wants them."""
+        last = run.position_ids[:, -1].astype(np.int32)
+        return {
+            "input_ids": run.token_ids,
+            "seqlens_k": last,
+            "total_sequence_length": np.asarray(last.max() + 1, np.int32),
+            "logit_rows": run.logit_rows,
+        }
+
+
+RUN_INPUTS: Mapping[Dialect, RunInputs] = {Dialect.LINEAR: LinearInputs(), Dialect.GROUPED: GroupedInputs()}

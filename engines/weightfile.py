@@ -1,6 +1,6 @@
 """The weights of a prepared model: one file beside the ONNX graph, written tensor by tensor."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Protocol, Self
@@ -73,6 +73,15 @@ class WeightFile:
         self._file.write(np.ascontiguousarray(value).view(np.uint8).data)
         own = onnx.helper.np_dtype_to_tensor_dtype(value.dtype) if kind is None else kind
         return self._tensor(name, own, value.shape if shape is None else shape, offset)
+
+    def chunks(self, name: str, chunks: Iterable[NDArray[Any]]) -> onnx.TensorProto:
+        """Write an array that comes in chunks, at least one, along its first axis."""
+        offset, num_rows = self._start(), 0
+        for chunk in chunks:
+            self._file.write(np.ascontiguousarray(chunk).view(np.uint8).data)
+            num_rows += len(chunk)
+        kind = onnx.helper.np_dtype_to_tensor_dtype(chunk.dtype)
+        return self._tensor(name, kind, (num_rows, *chunk.shape[1:]), offset)
 
     def rows(
         self, name: str, source: WeightSource, parts: Mapping[str, int], width: int, form: WeightFormat
