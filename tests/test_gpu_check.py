@@ -11,9 +11,9 @@ from engines.options import EngineOptions
 from engines.trt_library import LIBRARY_NAMES
 from tests import tiny
 from tests.conftest import TinyPaths
-from tests.gpu.check import NO_GPU, run
 from tests.gpu.checks import CHECKS
 from tests.gpu.results import Status, as_json, as_table
+from tests.gpu.run import NO_GPU, run
 from tests.trt_rig import make_rig
 
 
@@ -27,12 +27,16 @@ def has_gpu() -> bool:
     return True
 
 
-def test_without_a_gpu_the_script_says_so_and_exits_with_a_code_of_its_own(tmp_path: Path) -> None:
+SCRIPT = Path(__file__).parent / "gpu" / "check.py"
+
+
+@pytest.mark.parametrize("name", LIBRARY_NAMES)
+def test_without_a_gpu_the_script_says_so_and_exits_with_a_code_of_its_own(name: str, tmp_path: Path) -> None:
     if has_gpu():
-        pytest.skip("there is a GPU: run python -m tests.gpu.check")
+        pytest.skip("there is a GPU: run tests/gpu/check.py")
     report = tmp_path / "report.json"
-    command = [sys.executable, "-m", "tests.gpu.check", "--json", str(report)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, str(SCRIPT), "--engine", name, "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == NO_GPU
     assert "there is no GPU to check on" in done.stderr
     assert done.stdout == ""

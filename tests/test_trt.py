@@ -197,6 +197,30 @@ def test_tokens_are_the_onnxruntime_engines(name: str, llama: Path, cache: Path)
     rig.assert_all_released()
 
 
+@pytest.mark.slow
+def test_the_demo_models_tokens_are_the_onnxruntime_engines(
+    demo_path: Path, rig: Rig, tmp_path: Path
+) -> None:
+    from engines.ort import open_onnxruntime
+
+    options = in_cache(tmp_path, max_context=256)
+    other = open_onnxruntime(demo_path, options, lambda _phase, _done: None)
+    other_context = other.create_context()
+    prompt = [504, 3575, 282, 4649, 314]  # "The capital of France is"
+    expected, logits = steps.greedy(other_context, prompt, 24)
+    other_context.close()
+    other.close()
+    rig = make_rig(total_bytes=2 << 30)
+    engine = rig.open(demo_path, options)
+    context = engine.create_context()
+    ids, found = steps.greedy(context, prompt, 24)
+    assert ids == expected
+    assert np.abs(found - logits).max() < BOUND
+    context.close()
+    engine.close()
+    rig.assert_all_released()
+
+
 def test_16_bit_floats_are_the_default(rig: Rig, llama: Path, cache: Path) -> None:
     options = EngineOptions(max_batch=4, max_step_tokens=32, cache_folder=cache)
     engine = rig.open(llama, options)

@@ -1,1 +1,1 @@
-"""What only a GPU can show: run `python -m tests.gpu.check` on a machine that has one."""
+"""What only a GPU can show: run `python tests/gpu/check.py` on a machine that has one."""
