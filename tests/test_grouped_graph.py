@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -260,8 +261,8 @@ def test_logits_come_for_any_tokens_in_any_order(llama: Path, make_decoder: Make
 
 
 RMS_BOUNDS = {EXACT: 1e-5, INT8: 0.1, INT4: 0.7}
-"""Root-mean-square difference by the weights, in standard deviations of the logits. Random weights forgive
-little."""
+"""Root-mean-square difference by the weights, in standard deviations of the logits; 1e-6, 0.06 and 0.45 were
+measured. Random weights forgive little."""
 
 
 @every_form
@@ -272,9 +273,10 @@ def test_every_form_stays_near_the_oracle(
     logits = np.concatenate(
         [decoder.logits(IDS[:30]), *(decoder.logits(IDS[i : i + 1]) for i in range(30, 40))]
     )
-    rms = relative_rms(logits, oracle_of(tiny_paths.gguf).logits(IDS[:40]))
-    print(rms)
-    assert rms < RMS_BOUNDS[form]
+    assert relative_rms(logits, oracle_of(tiny_paths.gguf).logits(IDS[:40])) < RMS_BOUNDS[form]
+
+
+# What rounding the activations costs: 0.02 to 0.03 was measured.
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1"])
@@ -283,18 +285,13 @@ def test_int4_keeps_a_model_that_was_of_four_bits_already(
 ) -> None:
     checkpoint = tiny.write_gguf(tiny.QWEN3, tmp_path / "model.gguf", kind)
     decoder = make_decoder(checkpoint, INT4)
-    rms = relative_rms(decoder.logits(IDS[:40]), oracle_of(checkpoint).logits(IDS[:40]))
-    print(rms)
-    assert rms < 0.05
+    assert relative_rms(decoder.logits(IDS[:40]), oracle_of(checkpoint).logits(IDS[:40])) < 0.05
 
 
 def test_int8_keeps_a_model_that_was_of_eight_bits_already(tmp_path: Path, make_decoder: MakeDecoder) -> None:
     checkpoint = tiny.write_gguf(tiny.QWEN3, tmp_path / "model.gguf", "Q8_0")
-    write(checkpoint, tmp_path / "model.onnx", INT8)
     decoder = make_decoder(checkpoint, INT8)
-    rms = relative_rms(decoder.logits(IDS[:40]), oracle_of(checkpoint).logits(IDS[:40]))
-    print(rms)
-    assert rms < 0.05
+    assert relative_rms(decoder.logits(IDS[:40]), oracle_of(checkpoint).logits(IDS[:40])) < 0.05
 
 
 @every_form
@@ -356,10 +353,6 @@ def test_the_table_is_stored_once_for_the_look_up_and_a_tied_head(
         for tensor in model.graph.initializer
     }
     assert places["embed"] == places["embed_rows"]
-    head = next(
-        node for node in model.graph.node if "logits" in node.output or node.name.startswith("Reshape")
-    )
-    assert head is not None
     assert ("lm_head" in places) is not tiny_paths.model.tied
 
 
@@ -372,7 +365,7 @@ def test_the_table_is_stored_once_for_the_look_up_and_a_tied_head(
     ],
 )
 def test_sizes_that_the_nodes_do_not_take_are_refused(
-    form: GraphForm, change: dict[str, int], message: str, llama: Path, tmp_path: Path
+    form: GraphForm, change: dict[str, Any], message: str, llama: Path, tmp_path: Path
 ) -> None:
     with open_checkpoint(llama) as checkpoint, pytest.raises(EngineError, match=message):
         write_model(replace(checkpoint.spec, **change), checkpoint, tmp_path / "model.onnx", form)
