@@ -14,7 +14,8 @@ class WeightFormat(Enum):
     INT8 = "int8"
     """8-bit integers with one float scale per output channel."""
     INT4 = "int4"
-    """4-bit integers with one float scale per 32 inputs of an output channel."""
+    """4-bit integers with one float scale per 32 inputs of an output channel, and an offset where the
+    checkpoint's own blocks have one. The output projection is int8: it loses most by four bits."""
     FP8 = "fp8"
     """8-bit floats (E4M3) with one float scale per output channel."""
     F16 = "f16"
