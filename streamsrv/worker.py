@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 
 import numpy as np
 
@@ -275,8 +276,9 @@ class Worker:
         self._set_state(WorkerState.STARTING)
         thread = EngineThread("streamsrv-worker")
         stuck = False
+        made: list[ExecutionContext] = []
         try:
-            context = await thread.call(self._engine.create_context)
+            context = await thread.call(_make_context, self._engine, made)
             try:
                 await self._take_steps(thread, context)
             except Exception as error:
@@ -284,10 +286,9 @@ class Worker:
                 self._lose(error)
                 stuck = isinstance(error, _StuckError)
                 raise
-            finally:
-                # A step in flight ends before the context is closed: one thread does both.
-                thread.post(context.close)
         finally:
+            # What is being made or stepped at this moment ends before: one thread does it all.
+            thread.post(partial(_close_contexts, made))
             thread.close()
             if not stuck and not await asyncio.to_thread(thread.join, _JOIN_S):
                 log.error("a step did not end within %g s; its thread is left behind", _JOIN_S)
@@ -433,6 +434,17 @@ class Worker:
         self._state = state
         with contextlib.suppress(RuntimeError):  # the loop may be closing
             self._on_state()
+
+
+def _make_context(engine: Engine, made: list[ExecutionContext]) -> ExecutionContext:
+    """Make a context that is known to be there even if nobody waits for it any more."""
+    made.append(engine.create_context())
+    return made[0]
+
+
+def _close_contexts(made: list[ExecutionContext]) -> None:
+    for context in made:
+        context.close()
 
 
 def _cancelled(job: Job) -> Finish:

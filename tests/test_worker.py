@@ -351,3 +351,31 @@ async def test_rows_that_candidates_seldom_decide_are_wanted_with_the_step() -> 
         assert context.wanted == [[False, True]] * 2
         assert context.fetched == []  # the script is certain at any temperature
         assert ids_of(cold) == ids_of(hot) == engine.script_ids[:2]
+
+
+class SlowEngine(ScriptedEngine):
+    """Makes its contexts slowly, and knows which of them are open."""
+
+    def __init__(self) -> None:
+        super().__init__(SCRIPT)
+        self.begun, self.permit = threading.Event(), threading.Event()
+        self.open: list[ScriptedContext] = []
+
+    def create_context(self) -> ScriptedContext:
+        self.begun.set()
+        assert self.permit.wait(_LONG_S)
+        context = super().create_context()
+        self.open.append(context)
+        context.close = lambda: self.open.remove(context)  # type: ignore[method-assign]
+        return context
+
+
+async def test_a_worker_that_is_stopped_while_its_context_is_being_made_closes_it() -> None:
+    engine = SlowEngine()
+    task = asyncio.create_task(Fixture(engine).worker.run())
+    await asyncio.to_thread(engine.begun.wait)
+    task.cancel()
+    engine.permit.set()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert engine.open == []
