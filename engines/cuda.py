@@ -44,6 +44,7 @@ class _Driver:
         try:
             return function(*args)
         except self.module.Error as error:
+            del function, args  # The traceback would keep streams and events from being destroyed.
             raise self.errors.from_text(str(error)) from error
 
 

@@ -21,7 +21,8 @@ class CudaGraphs:
             self._driver = import_module("cuda.bindings.driver")
         except ModuleNotFoundError as error:
             raise EngineNotInstalledError(
-                "CUDA graphs need the package cuda-bindings: pip install cuda-bindings, or leave them off."
+                "CUDA graphs need the package cuda-bindings: pip install 'streamsrv[cuda_graphs]', or leave "
+                "them off."
             ) from error
         self._errors = errors
 

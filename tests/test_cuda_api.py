@@ -292,6 +292,23 @@ def test_an_ordinary_error_passes(desk: Desk) -> None:
     desk.event.synchronize()
 
 
+def test_an_error_that_is_kept_keeps_nothing_open(rig: CudaRig, device: RigDevice) -> None:
+    desk, kept = Desk(device), []
+    calls: dict[Call, Callable[[], None]] = {
+        Call.EVENT_SYNCHRONIZE: desk.event.synchronize,
+        Call.STREAM_SYNCHRONIZE: desk.stream.synchronize,
+        Call.RECORD: lambda: desk.event.record(desk.stream),
+        Call.FILL: lambda: device.fill(desk.memory.address, 0, 8, desk.stream),
+    }
+    for call, run in calls.items():
+        device.fail(call, Failure.INVALID_VALUE)
+        with pytest.raises(CudaError) as caught:
+            run()
+        kept.append(caught.value)
+    desk.close()
+    assert len(rig.leaks()) == 1
+
+
 @pytest.mark.parametrize("call", [Call.ENQUEUE, Call.COPY_IN, Call.FILL, Call.RECORD])
 def test_queued_work_that_fails_is_seen_when_waiting_and_stays(rig: CudaRig, call: Call) -> None:
     device = rig.open_device(0)

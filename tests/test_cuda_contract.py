@@ -71,7 +71,7 @@ def test_without_pycuda_the_error_says_what_to_install(monkeypatch: pytest.Monke
 
 def test_without_cuda_bindings_graphs_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
-    with pytest.raises(EngineNotInstalledError, match="pip install cuda-bindings"):
+    with pytest.raises(EngineNotInstalledError, match=r"pip install 'streamsrv\[cuda_graphs\]'"):
         CudaGraphs(_errors())
 
 
