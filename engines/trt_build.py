@@ -1,15 +1,21 @@
 """Building a plan: from a prepared graph, through TensorRT's parser and builder, to bytes."""
 
+import logging
+import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from engines.api import EngineError
 from engines.plan_key import Bounds, PlanShape, Profile
 from engines.trt_graph import AttentionForm, TensorInfo, TrtGraph, read_graph
 from engines.trt_library import TENSORRT, TrtLibrary, TrtLog
+
+_LOG = logging.getLogger(__name__)
 
 PHASE = "build"
 """What progress is reported under."""
@@ -83,9 +89,10 @@ def build_plan(
         config.set_timing_cache(cache, False)
     monitor = _Monitor(progress)
     config.progress_monitor = make_monitor(trt, monitor)
-    plan = builder.build_serialized_network(parsed.network, config)
-    if monitor.interrupt is not None:
-        raise monitor.interrupt
+    with _deferring_interrupts(monitor):
+        plan = builder.build_serialized_network(parsed.network, config)
+    if monitor.stop is not None:
+        raise monitor.stop
     if plan is None:
         raise EngineError(f"{library.name} could not build a plan of {graph_path}{log.quote()}")
     _refuse_warnings(library, log, graph)
@@ -187,15 +194,37 @@ def _set_targets(library: TrtLibrary, config: Any, capabilities: Sequence[int]) 
         config.set_compute_capability(getattr(library.module.ComputeCapability, f"SM{capability}"), index)
 
 
+@contextmanager
+def _deferring_interrupts(monitor: "_Monitor") -> Iterator[None]:
+    """Have Ctrl-C stop the builder instead of being raised.
+
+    It would be raised in one of the builder's calls to us, whichever is next, and most of them swallow what
+    is raised. Signals go to the main thread: on any other this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        _LOG.warning("interrupted: the builder stops at its next step")
+        monitor.stop = KeyboardInterrupt()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 class _Monitor:
-    """Follows the builder's nested phases as one fraction, and stops it for Ctrl-C.
+    """Follows the builder's nested phases as one fraction, and stops it on demand.
 
     The builder calls from the thread that builds and, by its documentation, from others.
     """
 
     def __init__(self, progress: Callable[[str, float], None] | None) -> None:
-        self.interrupt: BaseException | None = None
-        """What came while the builder ran; it must not pass through its frames."""
+        self.stop: BaseException | None = None
+        """Why the builder is to stop: what is raised when it has. It must not pass through its frames."""
         self._progress = progress or (lambda _phase, _done: None)
         self._phases: dict[str, tuple[str | None, int, int]] = {}
         """Parent, number of steps and steps done, by name."""
@@ -214,9 +243,9 @@ class _Monitor:
                     parent, num_steps, done = self._phases[name]
                     self._phases[name] = (parent, num_steps, done + 1)
                 self._report()
-        except BaseException as error:  # also KeyboardInterrupt: raised after the build
-            self.interrupt = self.interrupt or error
-        return self.interrupt is None
+        except BaseException as error:
+            self.stop = self.stop or error
+        return self.stop is None
 
     def finish(self, name: str) -> None:
         with self._lock:

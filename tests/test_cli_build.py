@@ -2,6 +2,10 @@
 
 import re
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -242,8 +246,28 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.Captu
 def test_a_library_that_is_missing_is_named_with_what_to_install(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
 
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     assert build(model, tmp_path, "--engine", "tensorrt") == 1
     assert "the tensorrt engine needs the package tensorrt" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rtx")
+def test_ctrl_c_stops_the_builder_and_leaves_nothing_half_made(demo_path: Path, tmp_path: Path) -> None:
+    """The builder looks up between its steps, the longest of which takes seconds."""
+    command = [sys.executable, "-m", "streamsrv", "build", "--model", str(demo_path), "--max-len", "1024"]
+    command += ["--engine", "tensorrt_rtx", "--target", "8.9", "--cache-dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("build for"):
+                break
+        time.sleep(1.0)  # into the step
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert said == ""
+    assert "interrupted: the builder stops at its next step" in errors
+    assert "Traceback" not in errors
+    assert [path for path in (tmp_path / "plans").iterdir() if path.is_dir()] == []

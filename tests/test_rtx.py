@@ -5,8 +5,10 @@ cache updates are checked in the network that it is serialised from; nothing is 
 """
 
 import logging
+import signal
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -253,22 +255,52 @@ def test_the_builder_says_how_far_it_is(library: TrtLibrary, write: Write) -> No
     assert fractions[-1] == 1.0
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt, RuntimeError])
-def test_what_is_raised_while_it_builds_stops_the_builder(
-    library: TrtLibrary, write: Write, stop: type[BaseException]
-) -> None:
+def test_what_the_progress_callback_raises_stops_the_builder(library: TrtLibrary, write: Write) -> None:
     seen: list[float] = []
 
     def report(_phase: str, done: float) -> None:
         seen.append(done)
         if len(seen) == 3:
-            raise stop
+            raise RuntimeError("enough")
 
     path = write()
-    with pytest.raises(stop):
+    with pytest.raises(RuntimeError, match="enough"):
         compile_graph(library, path, progress=report)
     assert len(seen) == 3
     assert compile_graph(library, path) > 0
+
+
+@pytest.mark.parametrize("call", ["log", "progress"])
+def test_ctrl_c_stops_the_builder_in_whichever_call_it_comes(
+    library: TrtLibrary, write: Write, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[str] = []
+
+    def interrupt(*_: object) -> None:
+        if not came:
+            came.append(call)
+            signal.raise_signal(signal.SIGINT)
+
+    path, before = write(), signal.getsignal(signal.SIGINT)
+    if call == "log":
+        # The parser logs, too: wait for the builder's own lines.
+        take = TrtLog.take
+        monkeypatch.setattr(
+            TrtLog,
+            "take",
+            lambda log, level, text: interrupt() if "ptimiz" in text else take(log, level, text),
+        )
+    with pytest.raises(KeyboardInterrupt):
+        compile_graph(library, path, progress=interrupt if call == "progress" else None)
+    assert came == [call]
+    assert signal.getsignal(signal.SIGINT) is before
+    assert compile_graph(library, path) > 0
+
+
+def test_a_build_beside_the_main_thread_leaves_signals_alone(library: TrtLibrary, write: Write) -> None:
+    path = write()
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(compile_graph, library, path).result() > 0
 
 
 def test_its_lines_go_to_our_log(library: TrtLibrary, write: Write, caplog: pytest.LogCaptureFixture) -> None:
