@@ -322,7 +322,9 @@ def _form(options: EngineOptions) -> GraphForm:
         if asked not in allowed:
             names = ", ".join(kind.value for kind in allowed)
             raise EngineError(f"the {ENGINE_NAME} engine does not {what} {asked.value}; it may be {names}")
-    return GraphForm(Dialect.LINEAR, weights, Precision.F32)
+    # The fast form rounds activations to 8 bits before weights of few bits. Asked for f32, that is not done.
+    dialect = Dialect.LINEAR if options.precision is Precision.F32 else Dialect.GROUPED
+    return GraphForm(dialect, weights, Precision.F32)
 
 
 def _session_options(num_threads: int) -> ort.SessionOptions:

@@ -23,12 +23,13 @@ from tests.oracle import OracleDecoder
 from tests.steps import Feed
 
 EXACT = EngineOptions(WeightFormat.FLOAT32, Precision.F32, CacheType.F32)
+FLOAT32 = EngineOptions(WeightFormat.FLOAT32)
 INT8 = EngineOptions(WeightFormat.INT8)
 INT4 = EngineOptions(WeightFormat.INT4)
 
 EXACT_BOUND = 2e-4
 """Largest difference of a logit in float32; 1e-4 was measured, on logits of up to 30."""
-RMS = {EXACT: 1e-5, INT8: 0.15, INT4: 0.6}
+RMS = {EXACT: 1e-5, FLOAT32: 1e-5, INT8: 0.15, INT4: 0.6}
 """Root-mean-square difference by the weights, in standard deviations of the logits; 1e-6, 0.05 and 0.45 were
 measured on the tiny models, whose random weights suit 4 bits badly."""
 DEMO_RMS = 0.15
@@ -44,7 +45,7 @@ PROMPTS = (
 )
 IDS = list(GOLDEN_IDS) + [(3 + 31 * i) % 320 for i in range(60)]
 
-every_form = pytest.mark.parametrize("options", RMS, ids=lambda options: options.weights.value)
+every_form = pytest.mark.parametrize("options", RMS, ids=["exact", "float32", "int8", "int4"])
 
 OpenEngine = Callable[[Path, EngineOptions], OnnxRuntimeEngine]
 
@@ -244,7 +245,7 @@ def test_a_long_step_is_cut_into_pieces(
     assert np.abs(steps.logits_of(context, IDS) - whole).max() < EXACT_BOUND
 
 
-@pytest.mark.parametrize("options", [EXACT, INT8], ids=["float32", "int8"])
+@every_form
 def test_a_sequences_logits_do_not_depend_on_its_neighbours(
     options: EngineOptions, tiny_paths: TinyPaths, make_context: MakeContext
 ) -> None:
@@ -298,8 +299,11 @@ def test_many_sequences_in_ragged_steps_equal_the_oracle(
         assert relative_rms(feed.all_logits(), oracle.logits(feed.token_ids)) < RMS[options]
 
 
-def test_the_same_logits_come_from_any_row(llama: Path, make_context: MakeContext) -> None:
-    context = make_context(llama, EXACT)
+@every_form
+def test_the_same_logits_come_from_any_row(
+    options: EngineOptions, llama: Path, make_context: MakeContext
+) -> None:
+    context = make_context(llama, options)
     first = steps.logits_of(context, IDS)
     for block in (1, 31, context.cache.num_blocks - 1):
         np.testing.assert_array_equal(steps.logits_of(context, IDS, blocks=[block]), first)
@@ -315,15 +319,17 @@ def test_what_unused_cells_hold_does_not_matter(
     np.testing.assert_array_equal(steps.logits_of(context, IDS, piece=9), clean)
 
 
-def test_rows_can_be_used_again(llama: Path, make_context: MakeContext) -> None:
-    context = make_context(llama, EXACT)
+@every_form
+def test_rows_can_be_used_again(options: EngineOptions, llama: Path, make_context: MakeContext) -> None:
+    context = make_context(llama, options)
     first = steps.logits_of(context, IDS, blocks=[4])
     steps.logits_of(context, IDS[::-1], blocks=[4])
     np.testing.assert_array_equal(steps.logits_of(context, IDS, blocks=[4]), first)
 
 
-def test_caches_are_written_in_place(llama: Path, make_context: MakeContext) -> None:
-    context = make_context(llama, EXACT)
+@every_form
+def test_caches_are_written_in_place(options: EngineOptions, llama: Path, make_context: MakeContext) -> None:
+    context = make_context(llama, options)
     spoil(context)
     before = {name: cache.copy() for name, cache in context._caches.items()}
     steps.logits_of(context, IDS[:20], blocks=[5])
@@ -635,8 +641,11 @@ def test_a_closed_engine_gives_its_weights_back(demo_path: Path, tmp_path: Path)
     assert closed < in_use - (100 << 20)
 
 
-def test_memory_stays_flat_over_steps_of_many_shapes(llama: Path, make_context: MakeContext) -> None:
-    context = make_context(llama, EXACT)
+@every_form
+def test_memory_stays_flat_over_steps_of_many_shapes(
+    options: EngineOptions, llama: Path, make_context: MakeContext
+) -> None:
+    context = make_context(llama, options)
 
     def run(sizes: range) -> None:
         for size in sizes:
