@@ -57,8 +57,12 @@ class TrtContext:
             owner.callback(done.close)
             self._stream, self._done = stream, done
             # Made first: what TensorRT takes for itself is then no longer free when the rest is planned.
-            self._executor = Executor(plan, stream)
-            owner.callback(self._executor.close)
+            self._decode = self._prefill = Executor(plan, stream, specializes=True)
+            owner.callback(self._decode.close)
+            if plan.library.is_ahead_of_time:
+                # Prompts have any length. Decode runs have few sizes, and so are worth kernels of their own.
+                self._prefill = Executor(plan, stream)
+                owner.callback(self._prefill.close)
             try:
                 self._allocate(options, num_left, stream, owner)
             except BaseException:
@@ -69,6 +73,8 @@ class TrtContext:
 
     def _allocate(self, options: EngineOptions, num_left: int, stream: Stream, owner: ExitStack) -> None:
         device, interface = self._device, self._plan.interface
+        by_library = self._plan.library.is_ahead_of_time
+        has_few_sizes = options.cuda_graphs or by_library
         free_bytes, _ = device.memory_info()
         memory = plan_memory(
             interface,
@@ -76,6 +82,7 @@ class TrtContext:
             scratch_bytes=self._plan.engine.device_memory_size_v2,
             free_bytes=free_bytes,
             num_left=num_left,
+            is_padded=has_few_sizes,
         )
         self._cache = memory.cache
         self._row_bytes = interface.row_bytes
@@ -98,14 +105,14 @@ class TrtContext:
             executor.bind(scratch_memory, caches.address, self._distance, self._inputs.addresses)
             return executor
 
-        bind(self._executor)
-        by_library = self._plan.library.is_ahead_of_time
+        for executor in {self._decode, self._prefill}:
+            bind(executor)
         self._replays: Replays | None = None
         if options.cuda_graphs:
             self._replays = Replays(
                 device,
                 stream,
-                lambda: bind(Executor(self._plan, stream, replays=by_library)),
+                lambda: bind(Executor(self._plan, stream, specializes=True, replays=by_library)),
                 by_library=by_library,
             )
             owner.callback(self._replays.close)
@@ -117,7 +124,7 @@ class TrtContext:
             max_piece=shape.max_piece,
             max_logit_rows=shape.max_logit_rows,
             max_batch=shape.max_batch,
-            batch_sizes=batch_sizes(min(shape.max_batch, num_rows)) if options.cuda_graphs else None,
+            batch_sizes=batch_sizes(min(shape.max_batch, num_rows)) if has_few_sizes else None,
         )
 
     @property
@@ -196,8 +203,9 @@ class TrtContext:
         # Recordings fix the outputs' addresses, too: those of a step's first run are always the same.
         if self._replays is not None and index == 0 and run.is_decode and self._replays.run(profile, shape):
             return
-        self._executor.prepare(profile, shape)
-        self._executor.execute()
+        executor = self._decode if run.is_decode else self._prefill
+        executor.prepare(profile, shape)
+        executor.execute()
 
     def _require_own_thread(self, what: str) -> None:
         if threading.get_ident() != self._thread:

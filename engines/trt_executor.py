@@ -69,12 +69,16 @@ _OUTPUT_NAMES = ("logits", "candidate_logits", "candidate_ids", "logsumexp")
 class Executor:
     """An IExecutionContext on one stream. Belongs to the thread that made it."""
 
-    def __init__(self, plan: LoadedPlan, stream: Stream, *, replays: bool = False) -> None:
+    def __init__(
+        self, plan: LoadedPlan, stream: Stream, *, specializes: bool = False, replays: bool = False
+    ) -> None:
         """Make the IExecutionContext, without scratch memory.
 
         Args:
             plan: what it executes.
             stream: where.
+            specializes: whether tensorrt_rtx is to compile kernels for each shape that it meets, in the
+                background; only for runs of few shapes.
             replays: whether tensorrt_rtx is to record and replay its launches.
 
         Raises:
@@ -84,10 +88,15 @@ class Executor:
         """
         trt = plan.library.module
         settings: Any = trt.ExecutionContextAllocationStrategy.USER_MANAGED
-        if replays:
+        if plan.library.is_ahead_of_time:
+            strategies = trt.DynamicShapesKernelSpecializationStrategy
             config = plan.engine.create_runtime_config()
             config.set_execution_context_allocation_strategy(settings)
-            config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            config.dynamic_shapes_kernel_specialization_strategy = (
+                strategies.LAZY if specializes else strategies.NONE
+            )
+            if replays:
+                config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
             settings = config
         self._plan = plan
         self._stream = stream

@@ -100,7 +100,13 @@ class ContextMemory:
 
 
 def plan_memory(
-    interface: Interface, options: EngineOptions, *, scratch_bytes: int, free_bytes: int, num_left: int
+    interface: Interface,
+    options: EngineOptions,
+    *,
+    scratch_bytes: int,
+    free_bytes: int,
+    num_left: int,
+    is_padded: bool,
 ) -> ContextMemory:
     """Divide what is free of the device.
 
@@ -114,6 +120,7 @@ def plan_memory(
         scratch_bytes: what TensorRT needs for what it computes on the way.
         free_bytes: memory of the device that nobody uses, the weights being loaded.
         num_left: contexts that are still to be made, this one included.
+        is_padded: whether decode runs are padded to the next of few sizes.
 
     Raises:
         OutOfMemoryError: not one row fits, or the setting is more than there is.
@@ -123,8 +130,8 @@ def plan_memory(
     rows = max(shape.max_batch, shape.max_logit_rows)
     inputs = InputLayout(rows, max(shape.max_batch, shape.max_piece), shape.max_len)
     outputs = OutputLayout(interface.spec.vocab_size, interface.form.num_candidates)
-    # Recorded runs are padded to the next batch size: together with the others that is up to twice as many.
-    num_output_rows = 2 * rows if options.cuda_graphs else rows
+    # A padded run has up to twice the rows, and others follow it.
+    num_output_rows = 2 * rows if is_padded else rows
     bytes_per_row = len(interface.cache_names) * interface.row_bytes
     empty = CacheSpec(0, shape.max_len, bytes_per_row)
     memory = ContextMemory(scratch_bytes + SCRATCH_ALIGNMENT, inputs, outputs, num_output_rows, empty)

@@ -742,3 +742,16 @@ def test_the_rtx_library_records_by_itself(llama: Path, cache: Path) -> None:
     rig.assert_all_released()
     with rig.device() as device:
         assert device.num_calls[Call.BEGIN_CAPTURE] == 0
+
+
+def test_the_rtx_library_compiles_kernels_for_few_shapes(llama: Path, cache: Path) -> None:
+    rig = make_rig(TENSORRT_RTX)
+    engine = rig.open(llama, in_cache(cache))
+    context = engine.create_context()
+    drive(context, oracle_of(llama), num_steps=60, seed=6)
+    context.close()
+    engine.close()
+    rig.assert_all_released()
+    sizes = [dict(shape) for shape in rig.trt.behaviour.specialized_shapes]
+    assert all(size["S"] == 1 and size["B"] == size["R"] for size in sizes)
+    assert {size["B"] for size in sizes} <= {1, 2, 4, 8}

@@ -204,10 +204,11 @@ async def test_a_lost_device_ends_every_stream_on_it_and_health_says_so(
             await ids_of(server.client, PROMPTS[0])
 
 
-async def test_a_context_that_cannot_be_made_ends_the_start(open_trt: Open) -> None:
-    rig, engine = open_trt(workers=1)
+@pytest.mark.parametrize("workers", [1, 3])
+async def test_a_context_that_cannot_be_made_ends_the_start(workers: int, open_trt: Open) -> None:
+    rig, engine = open_trt(workers=workers)
     with rig.device() as device:
         device.fail(Call.ALLOCATE, Failure.OUT_OF_MEMORY, 4)
     with pytest.raises(OutOfMemoryError, match="out of memory"):
-        async with serving(engine, 1):
+        async with serving(engine, workers):
             raise AssertionError("it has started")

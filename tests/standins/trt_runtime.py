@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +19,6 @@ from tests.standins.trt_names import (
     CudaGraphStrategy,
     DataType,
     Dims,
-    DynamicShapesKernelSpecializationStrategy,
     ExecutionContextAllocationStrategy,
     ILogger,
     RuleBrokenError,
@@ -29,6 +28,7 @@ from tests.standins.trt_names import (
     check_made,
     nptype,
 )
+from tests.standins.trt_names import DynamicShapesKernelSpecializationStrategy as _Specialization
 
 _ADDRESS_ALIGNMENT = 256
 _MEMORY_ALIGNMENT = 512
@@ -67,6 +67,8 @@ class Behaviour:
     """How many of the next plans to refuse, good as they may be."""
     num_calls: int = 0
     """Calls of execution contexts."""
+    specialized_shapes: set[tuple[tuple[str, int], ...]] = field(default_factory=set)
+    """Sizes that were executed where kernels are compiled for each; of tensorrt_rtx alone."""
     num_contexts: int = 0
     """Execution contexts alive."""
     num_engines: int = 0
@@ -144,7 +146,7 @@ class IRuntimeConfig:
     def __init__(self) -> None:
         self._strategy = ExecutionContextAllocationStrategy.STATIC
         self.cuda_graph_strategy = CudaGraphStrategy.DISABLED
-        self.dynamic_shapes_kernel_specialization_strategy = DynamicShapesKernelSpecializationStrategy.LAZY
+        self.dynamic_shapes_kernel_specialization_strategy = _Specialization.LAZY
 
     def set_execution_context_allocation_strategy(
         self, strategy: ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy.STATIC
@@ -241,8 +243,9 @@ class ICudaEngine:
     def create_execution_context(
         self, strategy: Any = ExecutionContextAllocationStrategy.STATIC
     ) -> "IExecutionContext | None":
-        if isinstance(strategy, IRuntimeConfig):
-            strategy = strategy.get_execution_context_allocation_strategy()
+        config = strategy if isinstance(strategy, IRuntimeConfig) else IRuntimeConfig()
+        if config is strategy:
+            strategy = config.get_execution_context_allocation_strategy()
         if strategy is not ExecutionContextAllocationStrategy.USER_MANAGED:
             raise RuleBrokenError("the memory of each context is to be planned: USER_MANAGED")
         try:
@@ -252,7 +255,7 @@ class ICudaEngine:
                 Severity.ERROR, f"IExecutionContext::IExecutionContext: Error Code 1: {error}"
             )
             return None
-        return IExecutionContext(self, release)
+        return IExecutionContext(self, config, release)
 
 
 def _session(model: bytes, folder: str) -> onnxruntime.InferenceSession:
@@ -276,9 +279,10 @@ def _context_is_gone(behaviour: Behaviour, release: Callable[[], None]) -> None:
 class IExecutionContext:
     """The state of an engine's executions: belongs to one thread and one stream, and is held to that."""
 
-    def __init__(self, engine: ICudaEngine, release: Callable[[], None]) -> None:
+    def __init__(self, engine: ICudaEngine, config: IRuntimeConfig, release: Callable[[], None]) -> None:
         self.engine = engine
         self.name = ""
+        self._config = config
         self._behaviour = engine.behaviour
         self._cuda = engine.runtime.cuda
         self._logger = engine.runtime.logger
@@ -295,6 +299,9 @@ class IExecutionContext:
         """The count at the last execution: only then can one be captured."""
         self._behaviour.num_contexts += 1
         weakref.finalize(self, _context_is_gone, self._behaviour, release)
+
+    def get_runtime_config(self) -> IRuntimeConfig:
+        return self._config
 
     @property
     def active_optimization_profile(self) -> int:
@@ -402,6 +409,9 @@ class IExecutionContext:
             )
         if (fault := self._fault()) is not None:
             return self._refuse(f"enqueueV3: Error Code 3: API Usage Error ({fault})")
+        config = self._config
+        if config.dynamic_shapes_kernel_specialization_strategy is not _Specialization.NONE:
+            behaviour.specialized_shapes.add(tuple(sorted(self._sizes().items())))
         is_captured = self._cuda.is_captured(stream_handle)
         if is_captured and self._settled != self._changes:
             raise RuleBrokenError("captured before shapes and addresses had been used once")
