@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from engines.cuda_api import CudaDeviceLostError, Device, Stream
 from engines.trt_library import TENSORRT, TENSORRT_RTX, TrtLog
+from tests.standins import trt_builder, trt_execution, trt_names, trt_network, trt_runtime
 from tests.standins.cuda import StandInCuda
 from tests.standins.tensorrt import RuleBrokenError, StandInTensorrt
 
@@ -431,6 +432,8 @@ def test_weights_need_memory(tmp_path: Path) -> None:
 
 # The names are the real ones.
 
+MODULES = (trt_builder, trt_execution, trt_names, trt_network, trt_runtime)
+
 
 @pytest.mark.parametrize(
     "kind",
@@ -451,11 +454,7 @@ def test_weights_need_memory(tmp_path: Path) -> None:
 )
 def test_every_name_of_a_class_is_the_real_modules(kind: str) -> None:
     real = pytest.importorskip("tensorrt_rtx")
-    from tests.standins import trt_builder, trt_names, trt_runtime
-
-    own = next(
-        vars(module)[kind] for module in (trt_builder, trt_runtime, trt_names) if hasattr(module, kind)
-    )
+    own = next(vars(module)[kind] for module in MODULES if hasattr(module, kind))
     parts = {name for name, part in vars(own).items() if callable(part) or isinstance(part, property)}
     assert {name for name in parts if not name.startswith("_")} <= set(dir(getattr(real, kind)))
 

@@ -9,8 +9,9 @@ device's memory when a plan is loaded, so that what is not released shows in its
 
 from engines.trt_library import TENSORRT, TENSORRT_RTX, TrtLibrary
 from tests.standins import trt_names
-from tests.standins.trt_builder import Builder, OnnxParser
+from tests.standins.trt_builder import Builder
 from tests.standins.trt_names import RuleBrokenError
+from tests.standins.trt_network import OnnxParser
 from tests.standins.trt_runtime import Behaviour, CudaSide, Runtime
 
 __all__ = ["RuleBrokenError", "StandInTensorrt"]
