@@ -80,6 +80,8 @@ def build_plan(
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace_bytes)
     if compute_capabilities:
         _set_targets(library, config, compute_capabilities)
+    # The contexts of all workers use the same profiles: since TensorRT 10 that is always allowed, by its
+    # documentation (it was the preview feature PROFILE_SHARING_0806, which is gone in 11).
     for profile in shape.profiles:
         if config.add_optimization_profile(make_profile(builder, graph.inputs, profile)) < 0:
             raise EngineError(f"{library.name} refused the {profile}{log.quote()}")
