@@ -1,6 +1,8 @@
 """What a checkpoint must be to be supported, whichever format it is in."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +10,21 @@ import numpy as np
 from engines.api import CheckpointError, FloatArray
 from engines.spec import Family, ModelSpec
 from engines.tensors import tensor_shapes
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """Where a file keeps a tensor: in one of its own, or in some rows of one of several."""
+
+    name: str
+    """The file's tensor."""
+    first_row: int
+    shape: tuple[int, ...]
+
+    def rows(self, wanted: slice | None) -> slice:
+        """Turn rows of the tensor, None for all, into rows of the file's."""
+        first, end, _ = (wanted or slice(None)).indices(self.shape[0])
+        return slice(self.first_row + first, self.first_row + max(first, end))
 
 
 def family_of(architecture: str, known: Mapping[str, Family], path: Path) -> Family:
@@ -40,6 +57,11 @@ def check_spec(spec: ModelSpec, path: Path) -> None:
         )
     if spec.head_dim % 2:
         raise CheckpointError(f"{path}: heads of {spec.head_dim} numbers cannot be rotated; it must be even")
+    if spec.window is not None and spec.window.layers[-1] >= spec.num_layers:
+        raise CheckpointError(
+            f"{path}: says of {spec.window.layers[-1] + 1} layers whether they attend to a window, "
+            f"but has {spec.num_layers}"
+        )
 
 
 def check_tensors(
@@ -48,8 +70,10 @@ def check_tensors(
     file_name: Callable[[str], str],
     shapes: Mapping[str, tuple[int, ...]],
     ignored: Callable[[str], bool],
-) -> dict[str, str]:
+) -> dict[str, StoredTensor]:
     """Match the tensors of a file with those that the spec asks for.
+
+    Tensors that the file has one name for lie below one another in it, in the order of `tensor_shapes`.
 
     Args:
         spec: the model's shape.
@@ -59,16 +83,21 @@ def check_tensors(
         ignored: tells of a file's name whether the tensor does no harm if it is left out.
 
     Returns:
-        The file's name of each tensor of the model, by its name in `engines.tensors`.
+        Where each tensor of the model is, by its name in `engines.tensors`.
 
     Raises:
         CheckpointError: one is missing, has another shape, or is not known. A tensor that is not known
             is an error because leaving it out, a bias for instance, would give wrong output.
 
     """
-    names: dict[str, str] = {}
+    places: dict[str, StoredTensor] = {}
+    num_rows: Counter[str] = Counter()
     for name, shape in tensor_shapes(spec):
         stored = file_name(name)
+        places[name] = StoredTensor(stored, num_rows[stored], shape)
+        num_rows[stored] += shape[0]
+    for place in places.values():
+        stored, shape = place.name, (num_rows[place.name], *place.shape[1:])
         if stored not in shapes:
             raise CheckpointError(f"{path}: tensor {stored!r} is missing; copy or download the model again")
         if shapes[stored] != shape:
@@ -76,15 +105,13 @@ def check_tensors(
                 f"{path}: tensor {stored!r} has shape {list(shapes[stored])}, "
                 f"but the model's settings make it {list(shape)}"
             )
-        names[name] = stored
-    used = set(names.values())
     for stored in shapes:
-        if stored not in used and not ignored(stored):
+        if stored not in num_rows and not ignored(stored):
             raise CheckpointError(
                 f"{path}: tensor {stored!r} is not part of a {spec.family.value} model as supported here "
                 f"({_SUPPORTED[spec.family]})"
             )
-    return names
+    return places
 
 
 def check_finite(weights: FloatArray, stored: str, path: Path) -> None:
@@ -106,4 +133,6 @@ _SUPPORTED = {
     Family.LLAMA: "dense, without biases",
     Family.QWEN2: "dense, with biases on Q, K and V alone",
     Family.QWEN3: "dense, with norms over query and key heads, without biases",
+    Family.GEMMA3: "dense, for text, with norms around each block and over query and key heads, no biases",
+    Family.PHI3: "dense, with Q, K and V in one, gate and up in one, without biases",
 }

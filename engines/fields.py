@@ -67,6 +67,13 @@ class Fields:
             raise self._wrong(key, value, "a list of texts")
         return tuple(value)
 
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """Read a list of so many positive finite numbers."""
+        value = self._get(key, None)
+        if not isinstance(value, list) or len(value) != count:
+            raise self._wrong(key, value, f"a list of {count} positive numbers")
+        return tuple(Fields({key: item}, self._path).number(key) for item in value)
+
     def section(self, key: str) -> "Fields | None":
         """Read nested settings; None where absent."""
         value = self._values.get(self._prefix + key)

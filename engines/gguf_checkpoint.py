@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from engines.api import CheckpointError, FloatArray
 from engines.architecture import check_finite, check_tensors
-from engines.gguf_config import ROPE_FACTORS, file_name, read_spec
+from engines.gguf_config import ROPE_FACTOR_TENSORS, file_name, read_spec
 from engines.gguf_file import GgufFile
 from engines.gguf_header import GgufTensor
 from engines.spec import Family, ModelInfo, ModelSpec, Vocabulary
@@ -39,7 +39,8 @@ class GgufCheckpoint:
         try:
             self._spec = read_spec(self._file)
             shapes = {name: tensor.shape for name, tensor in self._file.tensors.items()}
-            self._names = check_tensors(self._spec, path, file_name, shapes, _is_ignored)
+            named = partial(file_name, self._spec.family)
+            self._places = check_tensors(self._spec, path, named, shapes, _is_ignored)
         except BaseException:
             self.close()
             raise
@@ -82,20 +83,21 @@ class GgufCheckpoint:
 
     def has(self, name: str) -> bool:
         """Tell whether the model has a tensor of this name."""
-        return name in self._names
+        return name in self._places
 
     def tensor_shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor."""
-        return self._stored(name).shape
+        return self._places[name].shape
 
     def tensor(self, name: str, rows: slice | None = None) -> FloatArray:
         """Read a tensor, or some of its rows (of a vector: some of its items), into a new array."""
-        stored = self._stored(name)
-        if len(stored.shape) == 1:
+        place = self._places[name]
+        stored = self._file.tensors[place.name]
+        if len(place.shape) == 1:
             vector: FloatArray = _dequantize(self._file.rows(stored), stored, self._path)[0]
             return vector if rows is None else vector[rows]
-        source = self._file.rows(stored)
-        order = self._row_order(name, stored.shape[0])
+        source = self._file.rows(stored)[place.rows(None)]
+        order = self._row_order(name, place.shape[0])
         if order is not None:
             source = source[order if rows is None else order[rows]]
         elif rows is not None:
@@ -113,9 +115,6 @@ class GgufCheckpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _stored(self, name: str) -> GgufTensor:
-        return self._file.tensors[self._names[name]]
 
     def _row_order(self, name: str, num_rows: int) -> NDArray[np.intp] | None:
         """Where the file has each row of Q and K, or None where the order is the same.
@@ -137,7 +136,9 @@ class GgufCheckpoint:
 
 def _is_ignored(stored: str) -> bool:
     # Read into the spec, or (old files) tables that follow from it.
-    return stored == ROPE_FACTORS or stored.endswith(("attn_rot_embd.weight", "attn_rot_embd", "rope_freqs"))
+    return stored in ROPE_FACTOR_TENSORS or stored.endswith(
+        ("attn_rot_embd.weight", "attn_rot_embd", "rope_freqs")
+    )
 
 
 def _dequantize(source: NDArray[np.uint8], tensor: GgufTensor, path: Path) -> FloatArray:

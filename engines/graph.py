@@ -1,8 +1,9 @@
-"""A decoder as an ONNX graph: Llama, Qwen2 and Qwen3, with the cache and the products left to a dialect."""
+"""A decoder of any family as an ONNX graph, with the cache and the products left to a dialect."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 from onnx import TensorProto
 
 from engines.api import EngineError
@@ -13,7 +14,7 @@ from engines.grouped_graph import BlockProducts, GroupedCache
 from engines.linear_graph import RowCache, StandardProducts
 from engines.options import Precision, WeightFormat
 from engines.paged_graph import OwnProducts, PagedCache
-from engines.spec import ModelSpec
+from engines.spec import Activation, ModelSpec
 from engines.weightfile import WeightFile, WeightSource
 
 _GROUPED_WEIGHTS = (WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FLOAT32)
@@ -75,6 +76,11 @@ def write_model(
 
     """
     cache, products = GRAPH_PARTS[form.dialect](form)
+    if form.dialect is Dialect.GROUPED and not spec.is_uniform:
+        raise EngineError(
+            f"{spec.name} has no graph {form.label}: its layers attend to windows or in scales of their own, "
+            "which is only written in standard nodes so far; choose precision f32"
+        )
     with WeightFile(path.with_suffix(".weights")) as file:
         graph = GraphBuilder(spec, source, file, form)
         _Decoder(graph, cache, products).build(progress or (lambda _: None))
@@ -95,6 +101,9 @@ class _Decoder:
         graph, spec = self._graph, self._spec
         self._cache.declare(graph)
         hidden = self._products.embed(graph, "input_ids")
+        if spec.embed_scale != 1:
+            scale = graph.table("embed_factor", np.array([spec.embed_scale], np.float32))
+            hidden = graph.node("Mul", [hidden, scale])
         for layer in range(spec.num_layers):
             hidden = graph.node("Add", [hidden, self._attention(layer, hidden)])
             hidden = graph.node("Add", [hidden, self._feed_forward(layer, hidden)])
@@ -113,19 +122,26 @@ class _Decoder:
             bias = graph.vector(f"{stem}.qkv_bias", [f"{part}_bias" for part in parts])
             packed = graph.node("Add", [packed, bias])
         attended = self._cache.attend(graph, layer, packed)
-        return self._products.linear(graph, attended, f"{stem}.o", {f"{stem}.o": spec.hidden_size}, query)
+        output = {f"{stem}.o": spec.hidden_size}
+        result = self._products.linear(graph, attended, f"{stem}.o", output, query)
+        return graph.norm(result, f"{stem}.post_attn_norm") if spec.post_norms else result
 
     def _feed_forward(self, layer: int, hidden: str) -> str:
-        """One layer's gated feed-forward network (SwiGLU: Shazeer, arXiv 2002.05202), before the sum."""
+        """One layer's gated feed-forward network (Shazeer, arXiv 2002.05202), before the sum."""
         graph, spec, stem = self._graph, self._spec, f"layers.{layer}"
         width = spec.intermediate_size
         normed = graph.norm(hidden, f"{stem}.mlp_norm")
         parts = {f"{stem}.gate": width, f"{stem}.up": width}
         packed = self._products.linear(graph, normed, f"{stem}.gate_up", parts, spec.hidden_size)
         gate, up = graph.nodes("Split", [packed, graph.ints(width, width)], 2, axis=-1)
-        active = graph.node("Mul", [graph.node("Swish", [gate]), up])
+        if spec.activation is Activation.GELU_TANH:
+            gate = graph.node("Gelu", [gate], approximate="tanh")
+        else:
+            gate = graph.node("Swish", [gate])
+        active = graph.node("Mul", [gate, up])
         down = {f"{stem}.down": spec.hidden_size}
-        return self._products.linear(graph, active, f"{stem}.down", down, width)
+        result = self._products.linear(graph, active, f"{stem}.down", down, width)
+        return graph.norm(result, f"{stem}.post_mlp_norm") if spec.post_norms else result
 
     def _logits(self, hidden: str) -> None:
         """The wanted tokens' logits, in float32 whatever the activations are."""

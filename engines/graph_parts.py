@@ -12,6 +12,7 @@ from typing import Protocol
 
 from engines.graph_builder import GraphBuilder
 from engines.rope import tables
+from engines.spec import ModelSpec
 
 
 class CacheNodes(Protocol):
@@ -80,12 +81,22 @@ class ProductNodes(Protocol):
 
 
 ROPE_TABLES = ("rope.cos", "rope.sin")
+_WINDOW_TABLES = ("rope.window_cos", "rope.window_sin")
+
+
+def rope_tables(spec: ModelSpec, layer: int) -> tuple[str, str]:
+    """Name a layer's tables; `ROPE_TABLES` but in layers with a window and a rotary base of their own."""
+    own = spec.window is not None and spec.window.rope_theta is not None and spec.has_window(layer)
+    return _WINDOW_TABLES if own else ROPE_TABLES
 
 
 def hold_rope_tables(graph: GraphBuilder) -> None:
-    """Hold the angles' cosines and sines, `[context_length, head_dim / 2]` each, under `ROPE_TABLES`."""
-    for name, table in zip(ROPE_TABLES, tables(graph.spec, graph.spec.context_length), strict=True):
-        graph.table(name, table)
+    """Hold the angles' cosines and sines, `[context_length, head_dim / 2]` each, as layers name them."""
+    spec = graph.spec
+    for names in dict.fromkeys(rope_tables(spec, layer) for layer in range(spec.num_layers)):
+        arrays = tables(spec, spec.context_length, in_window=names is _WINDOW_TABLES)
+        for name, table in zip(names, arrays, strict=True):
+            graph.table(name, table)
 
 
 def split(graph: GraphBuilder, packed: str) -> list[str]:
@@ -103,7 +114,7 @@ def heads(graph: GraphBuilder, layer: int, part: str, value: str) -> str:
     return graph.norm(value, f"layers.{layer}.{part}_norm") if spec.qk_norm else value
 
 
-def rotate(graph: GraphBuilder, value: str) -> str:
+def rotate(graph: GraphBuilder, layer: int, value: str) -> str:
     """Turn `[N, S, heads, head_dim]` by the input `position_ids` to `[N, heads, S, head_dim]`."""
     turned = graph.node("Transpose", [value], perm=[0, 2, 1, 3])
-    return graph.node("RotaryEmbedding", [turned, *ROPE_TABLES, "position_ids"])
+    return graph.node("RotaryEmbedding", [turned, *rope_tables(graph.spec, layer), "position_ids"])

@@ -1,15 +1,17 @@
 """A model in a folder with the layout of a Hugging Face repository."""
 
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+import numpy as np
 
 from engines.api import CheckpointError, FloatArray
 from engines.architecture import check_tensors
 from engines.hf_config import read_config
 from engines.safetensors_files import SafetensorsFiles
-from engines.spec import ModelInfo, ModelSpec, Vocabulary
+from engines.spec import Family, ModelInfo, ModelSpec, Vocabulary
 from engines.tensors import EMBED, FINAL_NORM, LM_HEAD, LayerTensor
 
 _TOP_NAMES = {EMBED: "model.embed_tokens.weight", FINAL_NORM: "model.norm.weight", LM_HEAD: "lm_head.weight"}
@@ -29,6 +31,18 @@ _LAYER_NAMES = {
     LayerTensor.UP: "mlp.up_proj.weight",
     LayerTensor.DOWN: "mlp.down_proj.weight",
 }
+_FAMILY_NAMES = {
+    Family.GEMMA3: {
+        LayerTensor.POST_ATTN_NORM: "post_attention_layernorm.weight",
+        LayerTensor.MLP_NORM: "pre_feedforward_layernorm.weight",
+        LayerTensor.POST_MLP_NORM: "post_feedforward_layernorm.weight",
+    },
+    Family.PHI3: {
+        **dict.fromkeys((LayerTensor.Q, LayerTensor.K, LayerTensor.V), "self_attn.qkv_proj.weight"),
+        **dict.fromkeys((LayerTensor.GATE, LayerTensor.UP), "mlp.gate_up_proj.weight"),
+    },
+}
+"""What families call otherwise."""
 
 
 class HfCheckpoint:
@@ -57,7 +71,8 @@ class HfCheckpoint:
         try:
             has_lm_head = _TOP_NAMES[LM_HEAD] in self._files.shapes
             self._spec = read_config(config, _folder_name(folder), has_lm_head)
-            self._names = check_tensors(self._spec, folder, _file_name, self._files.shapes, self._is_ignored)
+            named = partial(_file_name, self._spec.family)
+            self._places = check_tensors(self._spec, folder, named, self._files.shapes, self._is_ignored)
         except BaseException:
             self.close()
             raise
@@ -93,15 +108,19 @@ class HfCheckpoint:
 
     def has(self, name: str) -> bool:
         """Tell whether the model has a tensor of this name."""
-        return name in self._names
+        return name in self._places
 
     def tensor_shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor."""
-        return self._files.shapes[self._names[name]]
+        return self._places[name].shape
 
     def tensor(self, name: str, rows: slice | None = None) -> FloatArray:
         """Read a tensor, or some of its rows (of a vector: some of its items), into a new array."""
-        return self._files.read(self._names[name], rows)
+        place = self._places[name]
+        values = self._files.read(place.name, place.rows(rows))
+        if self._spec.family is Family.GEMMA3 and name.endswith("norm"):
+            values += np.float32(1)  # a folder holds gains less one
+        return values
 
     def close(self) -> None:
         """Unmap the files."""
@@ -121,11 +140,12 @@ class HfCheckpoint:
         return tied_copy or stored.endswith("rotary_emb.inv_freq")
 
 
-def _file_name(name: str) -> str:
+def _file_name(family: Family, name: str) -> str:
     if name in _TOP_NAMES:
         return _TOP_NAMES[name]
     _, layer, part = name.split(".")
-    return f"model.layers.{layer}.{_LAYER_NAMES[LayerTensor(part)]}"
+    names = _LAYER_NAMES | _FAMILY_NAMES.get(family, {})
+    return f"model.layers.{layer}.{names[LayerTensor(part)]}"
 
 
 def _folder_name(folder: Path) -> str:

@@ -2,20 +2,52 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from engines.api import CheckpointError
 from engines.architecture import check_spec, family_of
 from engines.fields import Fields
-from engines.spec import Family, ModelSpec, RopeScaling
+from engines.hf_rope import read_rope
+from engines.spec import Activation, Family, ModelSpec, SlidingWindow
 
 ARCHITECTURES: Mapping[str, Family] = {
     "llama": Family.LLAMA,
     "mistral": Family.LLAMA,
     "qwen2": Family.QWEN2,
     "qwen3": Family.QWEN3,
+    "gemma3_text": Family.GEMMA3,
+    "phi3": Family.PHI3,
 }
 """By `model_type`; SmolLM2 is written as "llama"."""
+
+_GEMMA3_PERIOD = 6
+"""Every so many layers of Gemma 3 one attends to the whole past, where the file does not say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Defaults:
+    """Settings that a family's configuration class in Hugging Face transformers gives values to."""
+
+    head_dim: int | None = None
+    """None is hidden_size / num_attention_heads."""
+    num_kv_heads: int | None = None
+    """None is as many as attention heads."""
+    context_length: int | None = None
+    """None: it must be there."""
+    rms_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    tied_embeddings: bool | None = None
+    """None: whether there is an output projection decides."""
+
+
+_DEFAULTS = {
+    Family.QWEN3: _Defaults(head_dim=128),
+    Family.GEMMA3: _Defaults(
+        head_dim=256, num_kv_heads=4, context_length=131_072, rope_theta=1e6, tied_embeddings=True
+    ),
+    Family.PHI3: _Defaults(context_length=4096, rms_eps=1e-5, tied_embeddings=False),
+}
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -56,37 +88,64 @@ def read_config(path: Path, name: str, has_lm_head: bool) -> ModelSpec:
     fields = Fields(read_json(path), path)
     architecture = fields.text("model_type")
     family = family_of(architecture, ARCHITECTURES, path)
-    _refuse_variants(fields, path, architecture)
+    _refuse_variants(fields, path, architecture, family)
+    defaults = _DEFAULTS.get(family, _Defaults())
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
-    default_head = 128 if family is Family.QWEN3 else hidden_size // num_heads
-    theta, scaling = _rope(fields, path)
+    num_layers = fields.integer("num_hidden_layers")
+    head_dim = fields.integer("head_dim", defaults.head_dim or hidden_size // num_heads)
+    context_length = fields.integer("max_position_embeddings", defaults.context_length)
+    rope = read_rope(fields, path, family, head_dim, context_length, defaults.rope_theta)
+    context_length = rope.context_length
+    is_gemma = family is Family.GEMMA3
+    scale = fields.number("query_pre_attn_scalar", 256) ** -0.5 if is_gemma else None
+    tied = not has_lm_head if defaults.tied_embeddings is None else defaults.tied_embeddings
     spec = ModelSpec(
         family=family,
         name=name,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden_size,
-        num_layers=fields.integer("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=fields.integer("num_key_value_heads", num_heads),
-        head_dim=fields.integer("head_dim", default_head),
+        num_kv_heads=fields.integer("num_key_value_heads", defaults.num_kv_heads or num_heads),
+        head_dim=head_dim,
         intermediate_size=fields.integer("intermediate_size"),
-        context_length=fields.integer("max_position_embeddings"),
-        rms_eps=fields.number("rms_norm_eps", 1e-6),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        tied_embeddings=fields.flag("tie_word_embeddings", not has_lm_head),
+        context_length=context_length,
+        rms_eps=fields.number("rms_norm_eps", defaults.rms_eps),
+        rope_theta=rope.theta,
+        rope_scaling=rope.scaling,
+        rope_factors=rope.factors,
+        rope_magnitude=rope.magnitude,
+        tied_embeddings=fields.flag("tie_word_embeddings", tied),
         qkv_bias=family is Family.QWEN2,
-        qk_norm=family is Family.QWEN3,
+        qk_norm=family in (Family.QWEN3, Family.GEMMA3),
+        window=_window(fields, path, architecture, family, num_layers, context_length, rope.window_theta),
+        attention_scale=None if scale == head_dim**-0.5 else scale,
+        activation=Activation.GELU_TANH if is_gemma else Activation.SILU,
+        post_norms=is_gemma,
+        embed_scale=hidden_size**0.5 if is_gemma else 1.0,
     )
     check_spec(spec, path)
     return spec
 
 
-def _refuse_variants(fields: Fields, path: Path, architecture: str) -> None:
-    activation = fields.text("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise CheckpointError(f"{path}: activation {activation!r} is not supported; supported is silu")
+def _refuse_variants(fields: Fields, path: Path, architecture: str, family: Family) -> None:
+    allowed: tuple[str, ...]
+    if family is Family.GEMMA3:
+        activation, allowed = fields.text("hidden_activation", "gelu_pytorch_tanh"), ("gelu_pytorch_tanh",)
+    else:
+        activation, allowed = fields.text("hidden_act", "silu"), ("silu", "swish")
+    if activation not in allowed:
+        raise CheckpointError(
+            f"{path}: activation {activation!r} is not supported; supported is {allowed[0]}"
+        )
+    for key in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if fields.has(key):
+            raise CheckpointError(f"{path}: {key} is not supported: Gemma 2 has it, Gemma 3 does not")
+    if fields.flag("use_bidirectional_attention", False):
+        raise CheckpointError(
+            f"{path}: attends to later tokens (use_bidirectional_attention), so writes no text"
+        )
     for key in ("attention_bias", "mlp_bias"):
         if fields.flag(key, False):
             raise CheckpointError(
@@ -97,48 +156,45 @@ def _refuse_variants(fields: Fields, path: Path, architecture: str) -> None:
             f"{path}: the weights are quantised (quantization_config); supported are F32, F16 and BF16, "
             "or a GGUF file"
         )
-    window = fields.integer("sliding_window", 0, least=0)
+
+
+def _window(
+    fields: Fields,
+    path: Path,
+    architecture: str,
+    family: Family,
+    num_layers: int,
+    context_length: int,
+    theta: float | None,
+) -> SlidingWindow | None:
+    """Read which layers attend to a window; `theta` is their own rotary base, if they have one."""
+    is_gemma = family is Family.GEMMA3
+    size = fields.integer("sliding_window", 4096 if is_gemma else 0, least=1 if is_gemma else 0)
+    types = fields.texts("layer_types")
+    if set(types) - {"full_attention", "sliding_attention"}:
+        raise CheckpointError(
+            f"{path}: layer_types {sorted(set(types))} are not supported; full_attention is"
+        )
+    if is_gemma:
+        period = fields.integer("sliding_window_pattern", _GEMMA3_PERIOD)
+        types = types or tuple(
+            "sliding_attention" if (layer + 1) % period else "full_attention" for layer in range(num_layers)
+        )
+        if len(types) != num_layers:
+            raise CheckpointError(
+                f"{path}: layer_types names {len(types)} layers, but there are {num_layers}"
+            )
+        layers = tuple(layer for layer, kind in enumerate(types) if kind == "sliding_attention")
+        return SlidingWindow(size, layers, theta) if layers else None
     if architecture.startswith("qwen") and not fields.flag("use_sliding_window", False):
-        window = 0
-    layers = fields.texts("layer_types")
-    if layers and set(layers) == {"full_attention"}:
-        window = 0
-    if set(layers) - {"full_attention", "sliding_attention"}:
-        raise CheckpointError(
-            f"{path}: layer_types {sorted(set(layers))} are not supported; full_attention is"
-        )
-    if 0 < window < fields.integer("max_position_embeddings"):
-        raise CheckpointError(
-            f"{path}: attends to a sliding window of {window} tokens; only full attention is supported"
-        )
-
-
-def _rope(fields: Fields, path: Path) -> tuple[float, RopeScaling | None]:
-    """Read theta and scaling: one group `rope_parameters` since transformers 5, two settings before."""
-    group = fields.section("rope_parameters")
-    old = fields.section("rope_scaling")
-    scaling = group or old
-    theta = fields.number("rope_theta", 10000.0)
-    if group is not None:
-        theta = group.number("rope_theta", theta)
-    partial = [part.number("partial_rotary_factor", 1.0) for part in (fields, group) if part is not None]
-    if any(factor != 1.0 for factor in partial):
-        raise CheckpointError(f"{path}: rotates a part of each head only; only whole heads are supported")
-    if scaling is None:
-        return theta, None
-    kind = scaling.text("rope_type", scaling.text("type", "default"))
-    if kind == "default":
-        return theta, None
-    if kind != "llama3":
-        raise CheckpointError(
-            f"{path}: stretches its rotary embedding by the {kind!r} method; supported are default and llama3"
-        )
-    low, high = scaling.number("low_freq_factor"), scaling.number("high_freq_factor")
-    if low >= high:
-        raise CheckpointError(f"{path}: low_freq_factor is {low}; it must be below high_freq_factor, {high}")
-    return theta, RopeScaling(
-        factor=scaling.number("factor"),
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_context=scaling.integer("original_max_position_embeddings"),
+        size = 0
+    if types and set(types) == {"full_attention"} and family is not Family.PHI3:
+        size = 0
+    if not 0 < size < context_length:
+        return None
+    if family is Family.PHI3:
+        return SlidingWindow(size, tuple(range(num_layers)))
+    raise CheckpointError(
+        f"{path}: attends to a sliding window of {size} tokens; only full attention is supported for "
+        f"{architecture}"
     )

@@ -4,6 +4,8 @@ A run is B sequences with S tokens each. Every sequence owns a row of M cells in
 token is its position. What was left in the cells beyond a token's position is hidden by a mask.
 """
 
+from typing import Any
+
 import numpy as np
 from onnx import TensorProto, helper
 
@@ -14,6 +16,8 @@ from engines.options import WeightFormat
 from engines.quantization import BLOCK_SIZE, PLAIN_TYPES
 
 _MASK = "mask"
+_WINDOW_MASK = "window_mask"
+"""As the mask, and false for what lies before the window."""
 
 
 class RowCache:
@@ -35,6 +39,10 @@ class RowCache:
         hold_rope_tables(graph)
         positions = graph.node("Unsqueeze", ["position_ids", graph.ints(1, 3)])
         graph.node("LessOrEqual", ["cache_positions", positions], name=_MASK)
+        if spec.window is not None:
+            before = graph.node("Sub", [positions, graph.ints(spec.window.size)])
+            inside = graph.node("Greater", ["cache_positions", before])
+            graph.node("And", [_MASK, inside], name=_WINDOW_MASK)
 
     def attend(self, graph: GraphBuilder, layer: int, packed: str) -> str:
         """Write the new keys and values into the rows, and attend to these under the mask."""
@@ -42,8 +50,8 @@ class RowCache:
         if graph.type == TensorProto.FLOAT16:
             packed = _finite(graph, packed)
         query, key, value = split(graph, packed)
-        query = rotate(graph, heads(graph, layer, "q", query))
-        key = rotate(graph, heads(graph, layer, "k", key))
+        query = rotate(graph, layer, heads(graph, layer, "q", query))
+        key = rotate(graph, layer, heads(graph, layer, "k", key))
         value = graph.reshape(value, (0, 0, spec.num_kv_heads, spec.head_dim))
         value = graph.node("Transpose", [value], perm=[0, 2, 1, 3])
         caches = []
@@ -51,7 +59,9 @@ class RowCache:
             inputs = [f"{kind}_cache.{layer}", new, "write_indices"]
             name = f"new_{kind}_cache.{layer}"
             caches.append(graph.node("TensorScatter", inputs, name=name, axis=-2, mode="linear"))
-        attended = graph.node("Attention", [query, *caches, _MASK])
+        mask = _WINDOW_MASK if spec.has_window(layer) else _MASK
+        scale: dict[str, Any] = {} if spec.attention_scale is None else {"scale": spec.attention_scale}
+        attended = graph.node("Attention", [query, *caches, mask], **scale)
         attended = graph.node("Transpose", [attended], perm=[0, 2, 1, 3])
         return graph.reshape(attended, (0, 0, spec.num_heads * spec.head_dim))
 

@@ -7,7 +7,15 @@ from typing import Any
 
 from engines.form import Dialect, GraphForm
 from engines.options import Precision, WeightFormat
-from engines.spec import Family, ModelInfo, ModelSpec, RopeScaling, Vocabulary
+from engines.spec import (
+    Activation,
+    Family,
+    ModelInfo,
+    ModelSpec,
+    RopeScaling,
+    SlidingWindow,
+    Vocabulary,
+)
 
 MANIFEST_FILE = "model.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -41,6 +49,7 @@ class Manifest:
             "num_candidates": self.form.num_candidates,
         }
         content["model"]["spec"]["family"] = self.model.spec.family.value
+        content["model"]["spec"]["activation"] = self.model.spec.activation.value
         (folder / MANIFEST_FILE).write_text(json.dumps(content, indent=1), encoding="utf-8")
 
     @classmethod
@@ -61,6 +70,9 @@ class Manifest:
                 spec["rope_scaling"] = RopeScaling(**spec["rope_scaling"])
             if spec["rope_factors"] is not None:
                 spec["rope_factors"] = tuple(spec["rope_factors"])
+            if (window := spec["window"]) is not None:
+                spec["window"] = SlidingWindow(**{**window, "layers": tuple(window["layers"])})
+            spec["activation"] = Activation(spec["activation"])
             vocabulary["eos_token_ids"] = tuple(vocabulary["eos_token_ids"])
             vocabulary["tokenizer_json"] = (folder / TOKENIZER_FILE).read_text(encoding="utf-8")
             model["spec"], model["vocabulary"] = ModelSpec(**spec), Vocabulary(**vocabulary)

@@ -71,7 +71,7 @@ def _convert_attention(node: Any) -> list[ov.Output]:
     arguments = [node.get_input(i) for i in range(9)]
     arguments += [
         constant(node.get_attribute("scale"), np.float32),
-        constant(0, np.int32),  # sliding window: none
+        constant(node.get_attribute("window", 0), np.int32),  # sliding window; 0 is none
         empty(np.float32),  # ALiBi slopes
         node.get_input(9),  # max_context_len
         empty(np.int32),  # score aggregation window

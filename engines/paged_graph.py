@@ -3,6 +3,8 @@
 All tokens of a step lie end to end: N tokens, S = 1.
 """
 
+from typing import Any
+
 from onnx import TensorProto
 
 from engines.graph_builder import GraphBuilder
@@ -34,19 +36,23 @@ class PagedCache:
         """Emit one PagedAttention node on `[tokens, heads * head_dim]`."""
         spec = graph.spec
         query, key, value = split(graph, packed)
-        query = rotate(graph, heads(graph, layer, "q", query))
-        key = rotate(graph, heads(graph, layer, "k", key))
+        query = rotate(graph, layer, heads(graph, layer, "q", query))
+        key = rotate(graph, layer, heads(graph, layer, "k", key))
         query = graph.reshape(graph.node("Transpose", [query], perm=[0, 2, 1, 3]), (0, -1))
         key = graph.reshape(graph.node("Transpose", [key], perm=[0, 2, 1, 3]), (0, -1))
         value = graph.reshape(value, (0, -1))
         caches = [f"key_cache.{layer}", f"value_cache.{layer}"]
+        window: dict[str, Any] = {}
+        if spec.window is not None and spec.has_window(layer):
+            window["window"] = spec.window.size
         attended = graph.node(
             "PagedAttention",
             [query, key, value, *caches, *_CONTROLS, "max_context_len"],
             domain=DOMAIN,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
-            scale=float(spec.head_dim) ** -0.5,
+            scale=spec.attention_scale or float(spec.head_dim) ** -0.5,
+            **window,
         )
         return graph.reshape(attended, (0, 1, spec.num_heads * spec.head_dim))
 

@@ -14,6 +14,19 @@ class Family(Enum):
     """As Llama, with a bias on the Q, K and V projections."""
     QWEN3 = "qwen3"
     """As Llama, with RMS norms over each head's query and key before rotation."""
+    GEMMA3 = "gemma3"
+    """Text alone: norms over query and key, norms before and behind each block, GELU, scaled embeddings, and
+    layers that attend to a window."""
+    PHI3 = "phi3"
+    """As Llama; all layers may attend to a window."""
+
+
+class Activation(Enum):
+    """What the gate of the feed-forward network goes through."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+    """GELU in its approximation by tanh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +41,18 @@ class RopeScaling:
     high_freq_factor: float
     original_context: int
     """Context length, in tokens, of the model before it was stretched."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """Attention of some layers, or all, to the latest tokens only."""
+
+    size: int
+    """Tokens that a token attends to, itself included."""
+    layers: tuple[int, ...]
+    """Indices of the layers, ascending."""
+    rope_theta: float | None = None
+    """Base of their rotary embedding, which is not stretched then; None if it is that of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +81,30 @@ class ModelSpec:
     qk_norm: bool
     rope_factors: tuple[float, ...] | None = None
     """[head_dim / 2] divisors of the rotary frequencies, where the checkpoint holds them ready-made
-    (GGUF's `rope_freqs.weight`); None otherwise. Excludes `rope_scaling`."""
+    (GGUF's `rope_freqs.weight`) or one number divides all; None otherwise. Excludes `rope_scaling`."""
+    rope_magnitude: float = 1.0
+    """What rotation multiplies queries and keys by, beside turning them."""
+    window: SlidingWindow | None = None
+    """None if every layer attends to the whole past."""
+    attention_scale: float | None = None
+    """What the products of queries and keys are multiplied by; None is 1 / sqrt(head_dim)."""
+    activation: Activation = Activation.SILU
+    post_norms: bool = False
+    """There are RMS norms behind attention and behind the feed-forward network, too, before the sums."""
+    embed_scale: float = 1.0
+    """What the embeddings are multiplied by as a token's input; not as the output projection."""
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether attention is the same in all layers and as usual.
+
+        That is: to the whole past, with one rotary embedding, scaled by 1 / sqrt(head_dim).
+        """
+        return self.window is None and self.attention_scale is None
+
+    def has_window(self, layer: int) -> bool:
+        """Tell whether a layer attends to the window only."""
+        return self.window is not None and layer in self.window.layers
 
     @property
     def num_parameters(self) -> int:
@@ -66,6 +114,7 @@ class ModelSpec:
         layer = qkv * d + self.num_heads * head * d + 3 * d * f + 2 * d
         layer += qkv if self.qkv_bias else 0
         layer += 2 * head if self.qk_norm else 0
+        layer += 2 * d if self.post_norms else 0
         tables = self.vocab_size * d * (1 if self.tied_embeddings else 2)
         return tables + self.num_layers * layer + d
 

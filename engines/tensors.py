@@ -2,7 +2,8 @@
 
 A matrix is `[out_features, in_features]`, as it multiplies a column. The rows of Q and K are in the
 half-split order of rotary embeddings (the two halves of a head are rotated against each other),
-whatever the file's own order is.
+whatever the file's own order is. A norm's gain is what it multiplies by, even where the file holds that
+less one.
 """
 
 from collections.abc import Iterator
@@ -41,14 +42,18 @@ class LayerTensor(StrEnum):
     """[head_dim], likewise for the keys."""
     O = "o"  # noqa: E741 - the projection's name in the literature
     """[hidden_size, num_heads * head_dim]."""
+    POST_ATTN_NORM = "post_attn_norm"
+    """[hidden_size] gain of the RMS norm behind attention; only where `ModelSpec.post_norms`."""
     MLP_NORM = "mlp_norm"
     """[hidden_size] gain of the RMS norm before the feed-forward block."""
     GATE = "gate"
-    """[intermediate_size, hidden_size]; its product goes through SiLU."""
+    """[intermediate_size, hidden_size]; its product goes through `ModelSpec.activation`."""
     UP = "up"
     """[intermediate_size, hidden_size]."""
     DOWN = "down"
     """[hidden_size, intermediate_size]."""
+    POST_MLP_NORM = "post_mlp_norm"
+    """[hidden_size] gain of the RMS norm behind the feed-forward block; likewise."""
 
 
 def layer_tensor(layer: int, part: LayerTensor) -> str:
@@ -81,11 +86,15 @@ def _layer_shapes(spec: ModelSpec) -> dict[LayerTensor, tuple[int, ...]]:
         shapes |= {LayerTensor.Q_BIAS: (q,), LayerTensor.K_BIAS: (kv,), LayerTensor.V_BIAS: (kv,)}
     if spec.qk_norm:
         shapes |= {LayerTensor.Q_NORM: (spec.head_dim,), LayerTensor.K_NORM: (spec.head_dim,)}
+    shapes[LayerTensor.O] = (d, q)
+    if spec.post_norms:
+        shapes[LayerTensor.POST_ATTN_NORM] = (d,)
     shapes |= {
-        LayerTensor.O: (d, q),
         LayerTensor.MLP_NORM: (d,),
         LayerTensor.GATE: (f, d),
         LayerTensor.UP: (f, d),
         LayerTensor.DOWN: (d, f),
     }
+    if spec.post_norms:
+        shapes[LayerTensor.POST_MLP_NORM] = (d,)
     return shapes

@@ -28,7 +28,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TinyPaths
             tiny.write_hf(model, root / model.name, num_shards=2 if model is tiny.QWEN3 else 1),
             tiny.write_gguf(model, root / f"{model.name}.gguf"),
         )
-        for model in tiny.TINY_MODELS
+        for model in tiny.EVERY_MODEL
     }
 
 

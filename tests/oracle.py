@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engines.spec import ModelSpec
+from engines.spec import Activation, ModelSpec
 
 Floats = NDArray[np.float32]
 
@@ -58,11 +58,13 @@ class OracleDecoder:
         if self._cache is None:
             empty = np.zeros((0, spec.num_kv_heads, spec.head_dim), np.float32)
             self._cache = _Cache([empty] * spec.num_layers, [empty] * spec.num_layers)
-        cos, sin = self._angles(np.arange(self._cache.length, self._cache.length + len(token_ids)))
-        x = self._weight("embed")[np.asarray(token_ids)]
+        positions = np.arange(self._cache.length, self._cache.length + len(token_ids))
+        x = self._weight("embed")[np.asarray(token_ids)] * np.float32(spec.embed_scale)
         for i in range(spec.num_layers):
-            x = x + self._attention(i, self._norm(x, f"layers.{i}.attn_norm"), cos, sin, self._cache)
-            x = x + self._feed_forward(i, self._norm(x, f"layers.{i}.mlp_norm"))
+            attended = self._attention(i, self._norm(x, f"layers.{i}.attn_norm"), positions, self._cache)
+            x = x + (self._norm(attended, f"layers.{i}.post_attn_norm") if spec.post_norms else attended)
+            fed = self._feed_forward(i, self._norm(x, f"layers.{i}.mlp_norm"))
+            x = x + (self._norm(fed, f"layers.{i}.post_mlp_norm") if spec.post_norms else fed)
         self._cache.length += len(token_ids)
         x = self._norm(x, "final_norm")
         return x @ self._weight("embed" if spec.tied_embeddings else "lm_head").T
@@ -76,8 +78,10 @@ class OracleDecoder:
             ids.append(int(steps[-1].argmax()))
         return Greedy(ids, np.stack(steps))
 
-    def _attention(self, i: int, x: Floats, cos: Floats, sin: Floats, cache: _Cache) -> Floats:
+    def _attention(self, i: int, x: Floats, positions: NDArray[Any], cache: _Cache) -> Floats:
         spec, num_new = self.spec, len(x)
+        window = spec.window if spec.window is not None and i in spec.window.layers else None
+        cos, sin = self._angles(positions, None if window is None else window.rope_theta)
         q, k, v = (self._project(i, part, x) for part in "qkv")
         if spec.qk_norm:
             q, k = self._norm(q, f"layers.{i}.q_norm"), self._norm(k, f"layers.{i}.k_norm")
@@ -86,8 +90,11 @@ class OracleDecoder:
         cache.values[i] = np.concatenate([cache.values[i], v])
         group = spec.num_heads // spec.num_kv_heads
         keys, values = (np.repeat(kept, group, axis=1) for kept in (cache.keys[i], cache.values[i]))
-        scores = np.einsum("qhd,khd->hqk", q, keys) / np.float32(math.sqrt(spec.head_dim))
-        hidden = np.arange(len(keys)) > cache.length + np.arange(num_new)[:, None]
+        scale = spec.attention_scale if spec.attention_scale is not None else 1 / math.sqrt(spec.head_dim)
+        scores = np.einsum("qhd,khd->hqk", q, keys) * np.float32(scale)
+        hidden = np.arange(len(keys)) > positions[:, None]
+        if window is not None:  # itself and as many before it as make up the size
+            hidden |= np.arange(len(keys)) <= positions[:, None] - window.size
         scores = np.where(hidden, np.float32(-np.inf), scores)
         shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
         shares /= shares.sum(axis=-1, keepdims=True)
@@ -102,8 +109,12 @@ class OracleDecoder:
 
     def _feed_forward(self, i: int, x: Floats) -> Floats:
         gate: Floats = x @ self._weight(f"layers.{i}.gate").T
-        with np.errstate(over="ignore"):  # exp(-x) may be infinite, and the quotient then rightly 0
-            gate = gate / (1 + np.exp(-gate))
+        if self.spec.activation is Activation.GELU_TANH:  # Hendrycks and Gimpel, arXiv 1606.08415
+            inner = np.float32(math.sqrt(2 / math.pi)) * (gate + np.float32(0.044715) * gate**3)
+            gate = gate / 2 * (1 + np.tanh(inner))
+        else:
+            with np.errstate(over="ignore"):  # exp(-x) may be infinite, and the quotient then rightly 0
+                gate = gate / (1 + np.exp(-gate))
         return (gate * (x @ self._weight(f"layers.{i}.up").T)) @ self._weight(f"layers.{i}.down").T
 
     def _norm(self, x: Floats, name: str) -> Floats:
@@ -111,16 +122,21 @@ class OracleDecoder:
         normed: Floats = x / np.sqrt(mean_square + np.float32(self.spec.rms_eps))
         return normed * self._weight(name)
 
-    def _angles(self, positions: NDArray[Any]) -> tuple[Floats, Floats]:
-        """Cosines and sines `[tokens, 1, head_dim / 2]`."""
+    def _angles(self, positions: NDArray[Any], own_theta: float | None) -> tuple[Floats, Floats]:
+        """Cosines and sines `[tokens, 1, head_dim / 2]`; of a layer with a base of its own, unstretched."""
         spec = self.spec
-        rates = spec.rope_theta ** -(np.arange(0, spec.head_dim, 2) / spec.head_dim)
-        if spec.rope_factors is not None:
-            rates = rates / np.asarray(spec.rope_factors)
-        if spec.rope_scaling is not None:
-            rates = np.array([self._stretched(float(rate)) for rate in rates])
+        exponents = -(np.arange(0, spec.head_dim, 2) / spec.head_dim)
+        if own_theta is not None:
+            rates = own_theta**exponents
+        else:
+            rates = spec.rope_theta**exponents
+            if spec.rope_factors is not None:
+                rates = rates / np.asarray(spec.rope_factors)
+            if spec.rope_scaling is not None:
+                rates = np.array([self._stretched(float(rate)) for rate in rates])
         angles = positions[:, None, None] * rates
-        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+        cos, sin = spec.rope_magnitude * np.cos(angles), spec.rope_magnitude * np.sin(angles)
+        return cos.astype(np.float32), sin.astype(np.float32)
 
     def _stretched(self, rate: float) -> float:
         """Llama 3.1's `apply_scaling` (meta-llama/llama-models, models/llama3/model.py)."""

@@ -18,7 +18,7 @@ from tests import tiny
 from tests.conftest import TinyPaths
 from tests.raw_gguf import RawGguf
 
-names = pytest.mark.parametrize("name", [model.name for model in tiny.TINY_MODELS])
+names = pytest.mark.parametrize("name", [model.name for model in tiny.EVERY_MODEL])
 
 
 @names

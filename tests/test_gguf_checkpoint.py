@@ -169,7 +169,9 @@ def test_a_model_without_a_name_is_called_after_its_file(tmp_path: Path) -> None
 
 def test_another_architecture_is_refused_with_the_supported_ones(tmp_path: Path) -> None:
     path = tiny.write_gguf(tiny.QWEN2, tmp_path / "a.gguf", settings={"general.architecture": "mamba"})
-    assert refusal(path) == "architecture 'mamba' is not supported; supported are llama, qwen2, qwen3"
+    assert refusal(path) == (
+        "architecture 'mamba' is not supported; supported are llama, qwen2, qwen3, gemma3, phi3"
+    )
 
 
 def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:

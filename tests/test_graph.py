@@ -51,7 +51,7 @@ def read(model: onnx.ModelProto, folder: Path, name: str) -> NDArray[Any]:
     return onnx.numpy_helper.to_array(tensor, str(folder))
 
 
-@pytest.fixture(params=tiny.TINY_MODELS, ids=lambda model: model.name)
+@pytest.fixture(params=tiny.EVERY_MODEL, ids=lambda model: model.name)
 def tiny_paths(request: pytest.FixtureRequest, tiny_models: dict[str, TinyPaths]) -> TinyPaths:
     return tiny_models[request.param.name]
 
@@ -79,13 +79,46 @@ def test_a_layer_takes_four_products_and_the_head_one(tiny_paths: TinyPaths, tmp
     assert ops["PagedAttention"] == num_layers
 
 
-def test_norms_of_query_and_key_appear_where_the_model_has_them(
+def test_norms_of_query_and_key_and_behind_blocks_appear_where_the_model_has_them(
     tiny_paths: TinyPaths, tmp_path: Path
 ) -> None:
     graph = write(tiny_paths.gguf, tmp_path, WeightFormat.INT8).graph
-    per_layer = 4 if tiny_paths.model.model_type == "qwen3" else 2
+    per_layer = {"qwen3": 4, "gemma3_text": 6}.get(tiny_paths.model.model_type, 2)
     ops = Counter(node.op_type for node in graph.node)
     assert ops["RMSNormalization"] == per_layer * tiny_paths.model.num_layers + 1
+
+
+def test_layers_have_the_window_and_the_rotary_tables_that_the_model_gives_them(
+    tiny_models: dict[str, TinyPaths], tmp_path: Path
+) -> None:
+    def layers(name: str, op: str, form: GraphForm) -> list[onnx.NodeProto]:
+        graph = write(tiny_models[name].gguf, tmp_path, form).graph
+        return [node for node in graph.node if node.op_type == op]
+
+    paged, linear = (GraphForm(dialect, WeightFormat.FLOAT32) for dialect in (Dialect.PAGED, Dialect.LINEAR))
+    for name, windows in (
+        (tiny.GEMMA3.name, [9, 0, 9, 0]),
+        (tiny.PHI3.name, [12, 12]),
+        ("tiny-qwen3", [0, 0]),
+    ):
+        attributes = [
+            {attribute.name: attribute.i for attribute in node.attribute}
+            for node in layers(name, "PagedAttention", paged)
+        ]
+        assert [attribute.get("window", 0) for attribute in attributes] == windows
+        masks = [node.input[3] for node in layers(name, "Attention", linear)]
+        assert masks == ["window_mask" if window else "mask" for window in windows]
+        tables = [node.input[1] for node in layers(name, "RotaryEmbedding", linear)][::2]
+        own = name == tiny.GEMMA3.name
+        assert tables == ["rope.window_cos" if own and window else "rope.cos" for window in windows]
+
+
+def test_a_grouped_graph_is_refused_where_attention_is_not_uniform(
+    tiny_models: dict[str, TinyPaths], tmp_path: Path
+) -> None:
+    for model in tiny.WINDOWED_MODELS:
+        with pytest.raises(EngineError, match=r"no graph grouped-int8-f32: .* choose precision f32"):
+            write(tiny_models[model.name].gguf, tmp_path, GraphForm(Dialect.GROUPED, WeightFormat.INT8))
 
 
 def test_a_tied_table_is_stored_once(tiny_paths: TinyPaths, tmp_path: Path) -> None:

@@ -158,7 +158,8 @@ def test_a_folder_without_config_is_refused_with_what_to_do(tmp_path: Path) -> N
 def test_another_architecture_is_refused_with_the_supported_ones(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
     assert refusal(tmp_path, "config.json") == (
-        "architecture 'gpt_neox' is not supported; supported are llama, mistral, qwen2, qwen3"
+        "architecture 'gpt_neox' is not supported; supported are llama, mistral, qwen2, qwen3, "
+        "gemma3_text, phi3"
     )
 
 

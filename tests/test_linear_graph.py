@@ -132,7 +132,7 @@ def write(checkpoint: Path, path: Path, form: GraphForm) -> ModelSpec:
         return opened.spec
 
 
-@pytest.fixture(params=tiny.TINY_MODELS, ids=lambda model: model.name)
+@pytest.fixture(params=tiny.EVERY_MODEL, ids=lambda model: model.name)
 def tiny_paths(request: pytest.FixtureRequest, tiny_models: dict[str, TinyPaths]) -> TinyPaths:
     return tiny_models[request.param.name]
 

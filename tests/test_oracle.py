@@ -18,7 +18,7 @@ from tests.oracle import Floats, OracleDecoder, first_real_difference
 # Measured: at most 2.7e-5, on logits of up to 18.
 MAX_DIFFERENCE = 1e-4
 
-names = pytest.mark.parametrize("name", [model.name for model in tiny.TINY_MODELS])
+names = pytest.mark.parametrize("name", [model.name for model in tiny.EVERY_MODEL])
 
 
 def oracle_logits(path: Path, ids: Sequence[int]) -> Floats:

@@ -113,7 +113,7 @@ def demo(demo_path: Path, open_engine: OpenEngine) -> list[Continued]:
     return continued
 
 
-@pytest.fixture(params=tiny.TINY_MODELS, ids=lambda model: model.name)
+@pytest.fixture(params=tiny.EVERY_MODEL, ids=lambda model: model.name)
 def tiny_paths(request: pytest.FixtureRequest, tiny_models: dict[str, TinyPaths]) -> TinyPaths:
     return tiny_models[request.param.name]
 

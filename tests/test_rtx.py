@@ -70,7 +70,7 @@ def compile_graph(library: TrtLibrary, path: Path, shape: PlanShape = SHAPE, **o
     return len(plan.serialized)
 
 
-@pytest.mark.parametrize("model", tiny.TINY_MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("model", tiny.EVERY_MODEL, ids=lambda model: model.name)
 def test_every_family_compiles_in_half_precision(
     library: TrtLibrary, write: Write, model: tiny.TinyModel
 ) -> None:

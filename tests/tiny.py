@@ -6,7 +6,7 @@ Imports nothing of the project, so that golden values can be made from the same 
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,12 @@ LLAMA3_SCALING = {
 }
 """Of eight frequencies it leaves one alone, blends one and divides six."""
 
+LONG_CONTEXT = 1024
+"""Tokens that a model with LongRoPE is said to take, beyond its `context_length`."""
+SHORT_FACTORS = (1.0, 1.05, 1.1, 1.2, 1.3, 1.5, 1.8, 2.0)
+LONG_FACTORS = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0)
+"""LongRoPE's divisors of eight frequencies."""
+
 
 @dataclass(frozen=True, slots=True)
 class TinyModel:
@@ -32,10 +38,18 @@ class TinyModel:
 
     name: str
     model_type: str
-    """As config.json has it: llama, mistral, qwen2 or qwen3."""
+    """As config.json has it: llama, mistral, qwen2, qwen3, gemma3_text or phi3."""
     seed: int
     tied: bool = False
     llama3_scaling: bool = False
+    long_rope: bool = False
+    rope_divisor: float = 1.0
+    """Linear stretching of Gemma's layers without a window."""
+    window: int | None = None
+    window_period: int = 1
+    """Every so many layers one has no window; 1 stands for none."""
+    query_scalar: int | None = None
+    """Gemma's query_pre_attn_scalar; None is head_dim. A GGUF file cannot say it."""
     num_layers: int = 2
     num_heads: int = 4
     num_kv_heads: int = 2
@@ -50,7 +64,7 @@ class TinyModel:
     @property
     def architecture(self) -> str:
         """The name GGUF has for it."""
-        return "llama" if self.model_type == "mistral" else self.model_type
+        return {"mistral": "llama", "gemma3_text": "gemma3"}.get(self.model_type, self.model_type)
 
 
 LLAMA_TIED = TinyModel("tiny-llama-tied", "llama", seed=1, tied=True, num_layers=3)
@@ -60,6 +74,28 @@ MISTRAL = TinyModel("tiny-mistral", "mistral", seed=4, head_dim=32, rope_theta=1
 QWEN2 = TinyModel("tiny-qwen2", "qwen2", seed=5, tied=True, num_kv_heads=1, rms_eps=1e-6)
 QWEN3 = TinyModel("tiny-qwen3", "qwen3", seed=6, head_dim=32, rope_theta=1e6, rms_eps=1e-6)
 TINY_MODELS = (LLAMA_TIED, LLAMA_UNTIED, LLAMA_SCALED, MISTRAL, QWEN2, QWEN3)
+"""Those whose layers all attend to the whole past."""
+
+GEMMA3 = TinyModel(
+    "tiny-gemma3",
+    "gemma3_text",
+    seed=7,
+    tied=True,
+    num_layers=4,
+    num_kv_heads=1,
+    head_dim=32,
+    rope_theta=1e6,
+    rms_eps=1e-6,
+    rope_divisor=8.0,
+    window=9,
+    window_period=2,
+)
+PHI3 = TinyModel("tiny-phi3", "phi3", seed=8, long_rope=True, window=12)
+WINDOWED_MODELS = (GEMMA3, PHI3)
+EVERY_MODEL = (*TINY_MODELS, *WINDOWED_MODELS)
+
+GEMMA3_SCALED = replace(GEMMA3, name="tiny-gemma3-scaled", seed=9, query_scalar=20, rope_divisor=1.0)
+"""As a folder only."""
 
 
 def make_weights(model: TinyModel) -> dict[str, Floats]:
@@ -78,7 +114,8 @@ def make_weights(model: TinyModel) -> dict[str, Floats]:
     def gains(size: int) -> Floats:
         return random.normal(1, 0.2, size).astype(np.float32)
 
-    weights = {"model.embed_tokens.weight": matrix(model.vocab_size, d, gain=4.0)}
+    is_gemma = model.model_type == "gemma3_text"
+    weights = {"model.embed_tokens.weight": matrix(model.vocab_size, d, gain=1.5 if is_gemma else 4.0)}
     for i in range(model.num_layers):
         layer = {
             "input_layernorm.weight": gains(d),
@@ -94,21 +131,38 @@ def make_weights(model: TinyModel) -> dict[str, Floats]:
         if model.model_type == "qwen2":
             for part, size in (("q", q), ("k", kv), ("v", kv)):
                 layer[f"self_attn.{part}_proj.bias"] = random.normal(0, 0.5, size).astype(np.float32)
-        if model.model_type == "qwen3":
+        if model.model_type in ("qwen3", "gemma3_text"):
             layer["self_attn.q_norm.weight"] = gains(model.head_dim)
             layer["self_attn.k_norm.weight"] = gains(model.head_dim)
+        if is_gemma:
+            layer["pre_feedforward_layernorm.weight"] = gains(d)
+            layer["post_feedforward_layernorm.weight"] = gains(d)
+        if model.model_type == "phi3":
+            _fuse(layer, "self_attn.qkv_proj.weight", [f"self_attn.{part}_proj.weight" for part in "qkv"])
+            _fuse(layer, "mlp.gate_up_proj.weight", [f"mlp.{part}_proj.weight" for part in ("gate", "up")])
         weights |= {f"model.layers.{i}.{name}": value for name, value in layer.items()}
     weights["model.norm.weight"] = gains(d)
     if not model.tied:
         weights["lm_head.weight"] = matrix(model.vocab_size, d, gain=2.0)
+    if is_gemma:  # its norms multiply by one more than is stored
+        weights |= {name: value - 1 for name, value in weights.items() if name.endswith("norm.weight")}
     return weights
+
+
+def _fuse(layer: dict[str, Floats], name: str, parts: list[str]) -> None:
+    layer[name] = np.concatenate([layer.pop(part) for part in parts])
 
 
 def config(model: TinyModel) -> dict[str, Any]:
     """The contents of its config.json, with rope settings in the old form but for Mistral's."""
-    class_name = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}[
-        model.model_type
-    ]
+    class_name = {
+        "llama": "Llama",
+        "mistral": "Mistral",
+        "qwen2": "Qwen2",
+        "qwen3": "Qwen3",
+        "gemma3_text": "Gemma3",
+        "phi3": "Phi3",
+    }[model.model_type]
     settings: dict[str, Any] = {
         "architectures": [f"{class_name}ForCausalLM"],
         "model_type": model.model_type,
@@ -134,6 +188,30 @@ def config(model: TinyModel) -> dict[str, Any]:
         settings["rope_theta"] = model.rope_theta
     if model.llama3_scaling:
         settings["rope_scaling"] = {"rope_type": "llama3", **LLAMA3_SCALING}
+    if model.model_type == "gemma3_text":
+        del settings["hidden_act"]
+        settings |= {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": model.query_scalar or model.head_dim,
+            "rope_local_base_freq": 10000.0,
+            "sliding_window": model.window,
+            "sliding_window_pattern": model.window_period,
+            "head_dim": model.head_dim,
+        }
+        if model.rope_divisor != 1:
+            settings["rope_scaling"] = {"rope_type": "linear", "factor": model.rope_divisor}
+    if model.model_type == "phi3":
+        settings |= {"sliding_window": model.window, "pad_token_id": 0}
+    if model.long_rope:
+        settings |= {
+            "max_position_embeddings": LONG_CONTEXT,
+            "original_max_position_embeddings": model.context_length,
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": list(SHORT_FACTORS),
+                "long_factor": list(LONG_FACTORS),
+            },
+        }
     return settings
 
 
@@ -187,7 +265,7 @@ def write_gguf(
     path.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(path, model.architecture)
     writer.add_name(model.name)
-    writer.add_context_length(model.context_length)
+    writer.add_context_length(LONG_CONTEXT if model.long_rope else model.context_length)
     writer.add_embedding_length(model.hidden_size)
     writer.add_block_count(model.num_layers)
     writer.add_feed_forward_length(model.intermediate_size)
@@ -199,6 +277,17 @@ def write_gguf(
         writer.add_key_length(model.head_dim)
         writer.add_value_length(model.head_dim)
     writer.add_rope_dimension_count(model.head_dim)
+    if model.window is not None:
+        writer.add_sliding_window(model.window)
+    if model.window_period != 1:
+        writer.add_uint32(f"{model.architecture}.attention.sliding_window_pattern", model.window_period)
+    if model.rope_divisor != 1:
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(model.rope_divisor)
+    if model.long_rope:
+        writer.add_rope_scaling_orig_ctx_len(model.context_length)
+        factor = LONG_CONTEXT / model.context_length
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(factor) / math.log(model.context_length)))
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tiny_tokenizer.tokens())
@@ -234,9 +323,14 @@ def gguf_weights(model: TinyModel) -> dict[str, Floats]:
         stored = value
         if model.architecture == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
             stored = _interleaved(value, model.head_dim)
-        weights[_gguf_name(name)] = stored
+        if model.architecture == "gemma3" and name.endswith("norm.weight"):
+            stored = value + 1
+        weights[_gguf_name(model, name)] = stored
     if model.llama3_scaling:
         weights["rope_freqs.weight"] = _llama3_factors(model)
+    if model.long_rope:
+        weights["rope_factors_short.weight"] = np.asarray(SHORT_FACTORS, np.float32)
+        weights["rope_factors_long.weight"] = np.asarray(LONG_FACTORS, np.float32)
     return weights
 
 
@@ -252,10 +346,17 @@ _GGUF_PARTS = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
+}
+_GEMMA3_PARTS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(model: TinyModel, name: str) -> str:
     top = {
         "model.embed_tokens.weight": "token_embd.weight",
         "model.norm.weight": "output_norm.weight",
@@ -265,7 +366,8 @@ def _gguf_name(name: str) -> str:
         return top[name]
     layer, _, rest = name.removeprefix("model.layers.").partition(".")
     part, _, kind = rest.rpartition(".")
-    return f"blk.{layer}.{_GGUF_PARTS[part]}.{kind}"
+    parts = _GGUF_PARTS | (_GEMMA3_PARTS if model.architecture == "gemma3" else {})
+    return f"blk.{layer}.{parts[part]}.{kind}"
 
 
 def _interleaved(matrix: Floats, head_dim: int) -> Floats:

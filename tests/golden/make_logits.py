@@ -16,14 +16,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.golden.logits import GOLDEN_IDS, GOLDEN_LOGITS
-from tests.tiny import TINY_MODELS, write_hf
+from tests.tiny import EVERY_MODEL, GEMMA3_SCALED, write_hf
 
 
 def main() -> None:
     """Write the file beside this script."""
     logits = {}
     with tempfile.TemporaryDirectory() as root:
-        for tiny in TINY_MODELS:
+        for tiny in (*EVERY_MODEL, GEMMA3_SCALED):
             folder = write_hf(tiny, Path(root) / tiny.name)
             model = AutoModelForCausalLM.from_pretrained(
                 folder, dtype=torch.float32, attn_implementation="eager"
