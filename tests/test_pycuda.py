@@ -14,8 +14,8 @@ from tests.standins.over_pycuda import MODULES
 from tests.standins.pycuda_rig import USED_NAMES
 
 ROOT = Path(__file__).parents[1]
-TESTS = ("tests/test_cuda_api.py", "tests/test_trt.py")
-"""Those that run over a rig: the seam's own, and the TensorRT engines' on the stand-in for TensorRT."""
+TESTS = ("tests/test_cuda_api.py", "tests/test_trt.py", "tests/integration/test_trt_server.py")
+"""Those that run over a rig: the seam's own, and those of the TensorRT engines, alone and behind a server."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -60,7 +60,7 @@ def _functions(module: str) -> set[str]:
 def test_the_seam_and_the_engines_above_keep_their_promises_over_pycuda(report: dict[str, Any]) -> None:
     assert report["failed"] == []
     assert report["skipped"] == []
-    assert report["num_passed"] > 90
+    assert report["num_passed"] > 110
 
 
 def test_every_function_in_front_of_pycuda_was_run(report: dict[str, Any]) -> None:

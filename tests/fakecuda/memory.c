@@ -15,7 +15,7 @@ typedef struct allocation {
   struct allocation *next;
 } allocation;
 
-static allocation *allocations;
+static allocation *allocations, *dead;
 static size_t used, total_bytes = (size_t)1 << 30;
 
 /* For tests: how much device memory there is. */
@@ -60,21 +60,31 @@ static CUresult give_back(enum kind kind, const void *begin) {
     *link = a->next;
     num_live[kind]--;
     if (kind == DEVICE_MEMORY) used -= rounded(a->num_bytes);
+    if (lost()) { /* What runs may still use it, for nothing waits for a lost device. */
+      a->next = dead;
+      dead = a;
+      return leave(lost());
+    }
     memset(a->begin, FREED, a->num_bytes);
     free(a->begin);
     free(a);
-    return leave(lost());
+    return leave(CUDA_SUCCESS);
   }
   return leave(CUDA_ERROR_INVALID_VALUE);
 }
 
-void drop_memory(void) {
-  while (allocations) {
-    allocation *a = allocations;
-    allocations = a->next;
+static void drop(allocation **list) {
+  while (*list) {
+    allocation *a = *list;
+    *list = a->next;
     free(a->begin);
     free(a);
   }
+}
+
+void drop_memory(void) {
+  drop(&allocations);
+  drop(&dead);
   used = 0;
 }
 

@@ -297,8 +297,11 @@ CUresult cuStreamDestroy(CUstream stream) {
   return leave(lost());
 }
 
+/* On a lost device nothing more is begun, but what runs is waited for: it uses memory that is freed next. */
 CUresult cuStreamSynchronize(CUstream stream) {
-  ENTER(NULL);
+  CUresult refused = enter(__func__, NULL);
+  if (refused && !stays(refused)) return refused;
+  if (refused) pthread_mutex_lock(&lock);
   if (!is_live(stream)) return leave(CUDA_ERROR_INVALID_HANDLE);
   if (invalidate_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   long number = stream->num_put;
@@ -342,7 +345,7 @@ CUresult cuEventSynchronize(CUevent event) {
   if (invalidate_capture()) return leave(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
   if (is_live(event->stream)) await_operation(event->stream, event->number);
   long number = event->num_recorded;
-  while (event->num_reached < number && !lost()) pthread_cond_wait(&changed, &lock);
+  while (event->num_reached < number) pthread_cond_wait(&changed, &lock);
   return leave(lost());
 }
 

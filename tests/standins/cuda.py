@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from engines import cuda_api
-from engines.cuda_api import CudaError
+from engines.cuda_api import CudaDeviceLostError, CudaError
 from tests.standins.cuda_gpu import Call, Failure, Gpu
 from tests.standins.cuda_queue import Queue, Task
 
@@ -56,7 +56,11 @@ class _Stream:
         return None
 
     def synchronize(self) -> None:
-        self.gpu.enter(Call.STREAM_SYNCHRONIZE)
+        try:
+            self.gpu.enter(Call.STREAM_SYNCHRONIZE)
+        except CudaDeviceLostError:
+            self.queue.wait()  # Nothing more is begun, but what runs uses memory that is freed next.
+            raise
         _require_live(self.gpu, self.number, Call.STREAM_SYNCHRONIZE)
         _refuse_in_capture(self.gpu, Call.STREAM_SYNCHRONIZE)
         self.queue.wait()

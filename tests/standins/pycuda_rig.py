@@ -152,8 +152,8 @@ class PyCudaRig(PyCuda):
 
     def is_captured(self, handle: int) -> bool:
         status = ctypes.c_int()
-        self._check("cuStreamIsCapturing", ctypes.c_void_p(handle), ctypes.byref(status))
-        return status.value != 0
+        code = self._library.cuStreamIsCapturing(ctypes.c_void_p(handle), ctypes.byref(status))
+        return code == 0 and status.value != 0  # A lost device shows at the next call.
 
     def take(self, num_bytes: int, what: str) -> Callable[[], None]:  # noqa: ARG002
         address = ctypes.c_uint64()
