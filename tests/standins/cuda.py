@@ -9,7 +9,6 @@
 - While a stream is captured, its thread may neither wait nor allocate.
 """
 
-import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,153 +19,19 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from engines import cuda_api
-from engines.cuda_api import CudaDeviceLostError, CudaError
+from engines.cuda_api import CudaError
 from tests.standins.cuda_gpu import Call, Failure, Gpu
-from tests.standins.cuda_queue import Queue, Task
+from tests.standins.cuda_objects import (
+    HostDeviceMemory,
+    HostEvent,
+    HostGraph,
+    HostPinnedArray,
+    HostStream,
+    own_stream,
+    refuse_in_capture,
+)
 
 __all__ = ["Call", "Failure", "StandInCuda", "StandInDevice"]
-
-_handles = itertools.count(0x5000_0000, 0x10)
-
-
-class _Stream:
-    def __init__(self, gpu: Gpu, *, lazy: bool) -> None:
-        self.gpu = gpu
-        self._handle = next(_handles)
-        self.number = gpu.open(self, f"stream {self._handle:#x}")
-        self.queue = Queue(gpu.run, lazy=lazy)
-        self.recorded: list[Task] | None = None
-        """The work captured so far, while it is captured."""
-        self.owner = 0
-        """The thread that captures it."""
-
-    @property
-    def handle(self) -> int:
-        return self._handle
-
-    def put(self, task: Task, failure: Failure | None = None) -> int | None:
-        """Queue or capture a task, failing when it runs if so wanted; which one it is if it was queued."""
-        if failure is not None:
-            task = _failing(failure)
-        if self.recorded is None:
-            return self.queue.put(task)
-        if self.owner != threading.get_ident():
-            raise CudaError("operation not permitted when stream is capturing: another thread captures it")
-        self.recorded.append(task)
-        return None
-
-    def synchronize(self) -> None:
-        try:
-            self.gpu.enter(Call.STREAM_SYNCHRONIZE)
-        except CudaDeviceLostError:
-            self.queue.wait()  # Nothing more is begun, but what runs uses memory that is freed next.
-            raise
-        _require_live(self.gpu, self.number, Call.STREAM_SYNCHRONIZE)
-        _refuse_in_capture(self.gpu, Call.STREAM_SYNCHRONIZE)
-        self.queue.wait()
-        self.gpu.raise_lost(Call.STREAM_SYNCHRONIZE)
-
-    def close(self) -> None:
-        if self.number in self.gpu.live:
-            self.gpu.enter_close(Call.STREAM_DESTROY)
-            self.gpu.closed(self.number)
-            self.queue.close()
-
-
-class _Event:
-    def __init__(self, gpu: Gpu) -> None:
-        self._gpu = gpu
-        self._number = gpu.open(self, "event")
-        self._mark: tuple[_Stream, int | None] | None = None
-
-    def record(self, stream: cuda_api.Stream) -> None:
-        failure = self._gpu.enter(Call.RECORD, queues=True)
-        _require_live(self._gpu, self._number, Call.RECORD)
-        own = _own(self._gpu, stream, Call.RECORD)
-        self._mark = own, own.put(_nothing, failure)
-
-    def synchronize(self) -> None:
-        self._gpu.enter(Call.EVENT_SYNCHRONIZE)
-        _require_live(self._gpu, self._number, Call.EVENT_SYNCHRONIZE)
-        _refuse_in_capture(self._gpu, Call.EVENT_SYNCHRONIZE)
-        if self._mark is not None:  # One that was never recorded counts as reached.
-            stream, number = self._mark
-            if number is None:
-                raise CudaError(
-                    "cuEventSynchronize failed: operation not permitted on an event last recorded in a "
-                    "capturing stream"
-                )
-            stream.queue.wait(number)
-        self._gpu.raise_lost(Call.EVENT_SYNCHRONIZE)
-
-    def close(self) -> None:
-        if self._number in self._gpu.live:
-            self._gpu.enter_close(Call.EVENT_DESTROY)
-            self._gpu.closed(self._number)
-
-
-class _DeviceMemory:
-    def __init__(self, gpu: Gpu, num_bytes: int) -> None:
-        self._gpu = gpu
-        self._address = gpu.take(num_bytes)
-        self._num_bytes = num_bytes
-        self._number = gpu.open(self, f"{num_bytes} bytes of device memory")
-
-    @property
-    def address(self) -> int:
-        return self._address
-
-    @property
-    def num_bytes(self) -> int:
-        return self._num_bytes
-
-    def close(self) -> None:
-        if self._number in self._gpu.live:
-            self._gpu.enter_close(Call.FREE)
-            self._gpu.closed(self._number)
-            self._gpu.give_back(self._address)
-
-
-class _PinnedArray:
-    def __init__(self, gpu: Gpu, shape: tuple[int, ...], dtype: DTypeLike) -> None:
-        self._gpu = gpu
-        self._array = np.zeros(shape, dtype)
-        gpu.pin(self._array.reshape(-1).view(np.uint8))
-        self._number = gpu.open(self, f"pinned array {shape} of {self._array.dtype}")
-
-    @property
-    def array(self) -> NDArray[Any]:
-        if self._number not in self._gpu.live:
-            raise AssertionError("a pinned array was used after it was closed")
-        return self._array
-
-    def close(self) -> None:
-        if self._number in self._gpu.live:
-            self._gpu.enter_close(Call.PINNED_FREE)
-            self._gpu.closed(self._number)
-            self._gpu.unpin(self._array.ctypes.data)
-
-
-class _Graph:
-    def __init__(self, gpu: Gpu, tasks: list[Task]) -> None:
-        self._gpu = gpu
-        self._tasks = tuple(tasks)
-        self._number = gpu.open(self, f"graph of {len(tasks)} nodes")
-
-    def launch(self, stream: cuda_api.Stream) -> None:
-        failure = self._gpu.enter(Call.LAUNCH, queues=True)
-        _require_live(self._gpu, self._number, Call.LAUNCH)
-        own = _own(self._gpu, stream, Call.LAUNCH)
-        own.put(self._run, failure)
-
-    def _run(self) -> None:
-        for task in self._tasks:
-            task()
-
-    def close(self) -> None:
-        if self._number in self._gpu.live:
-            self._gpu.enter_close(Call.GRAPH_DESTROY)
-            self._gpu.closed(self._number)
 
 
 class StandInDevice:
@@ -204,25 +69,25 @@ class StandInDevice:
 
     def stream(self) -> cuda_api.Stream:
         self._gpu.enter(Call.STREAM)
-        return _Stream(self._gpu, lazy=self._lazy)
+        return HostStream(self._gpu, lazy=self._lazy)
 
     def event(self) -> cuda_api.Event:
         self._gpu.enter(Call.EVENT)
-        return _Event(self._gpu)
+        return HostEvent(self._gpu)
 
     def allocate(self, num_bytes: int) -> cuda_api.DeviceMemory:
         self._gpu.enter(Call.ALLOCATE)
-        _refuse_in_capture(self._gpu, Call.ALLOCATE)
+        refuse_in_capture(self._gpu, Call.ALLOCATE)
         if num_bytes < 1:
             raise CudaError("cuMemAlloc failed: invalid argument")
-        return _DeviceMemory(self._gpu, num_bytes)
+        return HostDeviceMemory(self._gpu, num_bytes)
 
     def pinned(self, shape: tuple[int, ...], dtype: DTypeLike) -> cuda_api.PinnedArray:
         self._gpu.enter(Call.PINNED)
-        _refuse_in_capture(self._gpu, Call.PINNED)
+        refuse_in_capture(self._gpu, Call.PINNED)
         if 0 in shape:
             raise CudaError("cuMemHostAlloc failed: invalid argument")
-        return _PinnedArray(self._gpu, shape, dtype)
+        return HostPinnedArray(self._gpu, shape, dtype)
 
     def copy_in(self, address: int, source: NDArray[Any], stream: cuda_api.Stream) -> None:
         host = _host_range(source)
@@ -236,7 +101,7 @@ class StandInDevice:
     def _transfer(self, call: Call, address: int, host: tuple[int, int], stream: cuda_api.Stream) -> None:
         gpu = self._gpu
         failure = gpu.enter(call, queues=True)
-        own = _own(gpu, stream, call)
+        own = own_stream(gpu, stream, call)
 
         def run() -> None:
             device_side = gpu.device_view(address, host[1], call)
@@ -253,7 +118,7 @@ class StandInDevice:
     def copy(self, target: int, source: int, num_bytes: int, stream: cuda_api.Stream) -> None:
         gpu = self._gpu
         failure = gpu.enter(Call.COPY, queues=True)
-        own = _own(gpu, stream, Call.COPY)
+        own = own_stream(gpu, stream, Call.COPY)
         if abs(target - source) < num_bytes:
             raise CudaError("cuMemcpyDtoDAsync failed: the ranges overlap")
 
@@ -267,7 +132,7 @@ class StandInDevice:
     def fill(self, address: int, byte: int, num_bytes: int, stream: cuda_api.Stream) -> None:
         gpu = self._gpu
         failure = gpu.enter(Call.FILL, queues=True)
-        own = _own(gpu, stream, Call.FILL)
+        own = own_stream(gpu, stream, Call.FILL)
 
         def run() -> None:
             gpu.device_view(address, num_bytes, Call.FILL)[:] = byte
@@ -277,7 +142,7 @@ class StandInDevice:
 
     def begin_capture(self, stream: cuda_api.Stream) -> None:
         self._gpu.enter(Call.BEGIN_CAPTURE)
-        own = _own(self._gpu, stream, Call.BEGIN_CAPTURE)
+        own = own_stream(self._gpu, stream, Call.BEGIN_CAPTURE)
         if own.recorded is not None:
             raise CudaError("cuStreamBeginCapture failed: the stream is captured already")
         own.recorded, own.owner = [], threading.get_ident()
@@ -285,7 +150,7 @@ class StandInDevice:
 
     def end_capture(self, stream: cuda_api.Stream) -> cuda_api.Graph:
         self._gpu.enter(Call.END_CAPTURE)
-        own = _own(self._gpu, stream, Call.END_CAPTURE)
+        own = own_stream(self._gpu, stream, Call.END_CAPTURE)
         if own.recorded is None or own.owner != threading.get_ident():
             raise CudaError("cuStreamEndCapture failed: this thread does not capture the stream")
         tasks, own.recorded = own.recorded, None
@@ -294,7 +159,7 @@ class StandInDevice:
             raise CudaError(
                 "cuStreamEndCapture failed: operation failed due to a previous error during capture"
             )
-        return _Graph(self._gpu, tasks)
+        return HostGraph(self._gpu, tasks)
 
     def close(self) -> None:
         with self._gpu.lock:
@@ -383,7 +248,7 @@ class StandInCuda:
         """
         gpu = next((gpu for gpu in self._gpus if gpu.is_current), self._gpus[0])
         gpu.enter(Call.ALLOCATE)
-        _refuse_in_capture(gpu, Call.ALLOCATE)
+        refuse_in_capture(gpu, Call.ALLOCATE)
         address = gpu.take(num_bytes)
         number = gpu.open(self, f"{num_bytes} bytes of device memory for {what}")
 
@@ -393,42 +258,13 @@ class StandInCuda:
 
         return free
 
-    def _stream(self, handle: int, name: str) -> _Stream:
+    def _stream(self, handle: int, name: str) -> HostStream:
         for gpu in self._gpus:
             with gpu.lock:
                 for thing, _ in gpu.live.values():
-                    if isinstance(thing, _Stream) and thing.handle == handle:
+                    if isinstance(thing, HostStream) and thing.handle == handle:
                         return thing
         raise CudaError(f"{name} was queued on {handle:#x}, which is no live stream: invalid resource handle")
-
-
-def _nothing() -> None:
-    """Mark a place in a queue."""
-
-
-def _failing(failure: Failure) -> Task:
-    def fail() -> None:
-        raise CudaError(failure.value)
-
-    return fail
-
-
-def _own(gpu: Gpu, stream: cuda_api.Stream, call: Call) -> _Stream:
-    """Check that a stream is a live one of this GPU."""
-    if isinstance(stream, _Stream) and stream.gpu is gpu and stream.number in gpu.live:
-        return stream
-    raise CudaError(f"{call.value} failed: invalid resource handle: no live stream of this device")
-
-
-def _require_live(gpu: Gpu, number: int, call: Call) -> None:
-    if number not in gpu.live:
-        raise CudaError(f"{call.value} failed: invalid resource handle: it is closed")
-
-
-def _refuse_in_capture(gpu: Gpu, call: Call) -> None:
-    """Refuse what a capturing thread may not do; as with CUDA, the capture is worth nothing afterwards."""
-    if gpu.capturing.pop(threading.get_ident(), None) is not None:
-        raise CudaError(f"{call.value} failed: operation not permitted when stream is capturing")
 
 
 def _host_range(array: NDArray[Any]) -> tuple[int, int]:
