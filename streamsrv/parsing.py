@@ -13,6 +13,7 @@ from streamsrv.request import (
     OutputOptions,
     RequestLimits,
     SamplingParams,
+    SchedulingOptions,
     StopConditions,
     StreamOptions,
 )
@@ -49,7 +50,7 @@ async def parse_generate(
         InvalidRequestError: a field is wrong.
         ChatTemplateError: the model's template refuses the messages, or there is none.
     """
-    sampling = parse_sampling(message.sampling)
+    sampling = parse_sampling(message.sampling, vocab_size, limits)
     stop = parse_stop(message.stop, vocab_size, limits)
     stream = parse_stream(message.stream)
     return GenerateRequest(
@@ -58,8 +59,11 @@ async def parse_generate(
         continues_text=message.prompt.WhichOneof("kind") != "chat",
         sampling=sampling,
         stop=stop,
-        output=parse_output(message.output),
+        output=parse_output(message.output, limits),
         stream=stream,
+        scheduling=parse_scheduling(message.scheduling),
+        num_outputs=message.num_outputs if message.HasField("num_outputs") else 1,
+        limits=limits,
         resume_token=message.resume_token,
         deadline_s=deadline_s,
     )
@@ -137,19 +141,32 @@ async def _encode_chat(prompt: pb.Prompt, tokenizer: Tokenizer) -> list[int]:
     return encode() if size <= _MAX_INLINE_CHARACTERS else await asyncio.to_thread(encode)
 
 
-def parse_sampling(message: pb.SamplingParams) -> SamplingParams:
+def parse_sampling(message: pb.SamplingParams, vocab_size: int, limits: RequestLimits) -> SamplingParams:
     """Read SamplingParams; what is absent takes its default.
 
     Raises:
         InvalidRequestError: a value is out of its range.
     """
     default = SamplingParams()
+    for name in ("banned_token_ids", "allowed_token_ids"):
+        check_token_ids(getattr(message, name), vocab_size, f"sampling.{name}")
+    check_token_ids([bias.token_id for bias in message.logit_bias], vocab_size, "sampling.logit_bias")
     return SamplingParams(
         temperature=message.temperature if message.HasField("temperature") else default.temperature,
         top_k=message.top_k,
         top_p=message.top_p if message.HasField("top_p") else default.top_p,
         min_p=message.min_p,
         seed=message.seed if message.HasField("seed") else None,
+        typical_p=message.typical_p if message.HasField("typical_p") else default.typical_p,
+        repetition_penalty=message.repetition_penalty
+        if message.HasField("repetition_penalty")
+        else default.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple((bias.token_id, bias.bias) for bias in message.logit_bias),
+        banned_token_ids=frozenset(message.banned_token_ids),
+        allowed_token_ids=frozenset(message.allowed_token_ids),
+        limits=limits,
     )
 
 
@@ -171,13 +188,36 @@ def parse_stop(message: pb.StopConditions, vocab_size: int, limits: RequestLimit
     )
 
 
-def parse_output(message: pb.OutputOptions) -> OutputOptions:
-    """Read OutputOptions; what is absent takes its default."""
+def parse_output(message: pb.OutputOptions, limits: RequestLimits) -> OutputOptions:
+    """Read OutputOptions; what is absent takes its default.
+
+    Raises:
+        InvalidRequestError: a value is out of its range.
+    """
     return OutputOptions(
         text=message.text if message.HasField("text") else True,
         token_ids=message.token_ids if message.HasField("token_ids") else True,
         text_lengths=message.text_lengths,
         skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
+        logprobs=message.logprobs,
+        num_top_logprobs=message.num_top_logprobs,
+        prompt_logprobs=message.prompt_logprobs,
+        echo=message.echo,
+        limits=limits,
+    )
+
+
+def parse_scheduling(message: pb.SchedulingOptions) -> SchedulingOptions:
+    """Read SchedulingOptions; what is absent takes its default.
+
+    Raises:
+        InvalidRequestError: a value is out of its range.
+    """
+    return SchedulingOptions(
+        priority=message.priority,
+        use_prefix_cache=message.use_prefix_cache if message.HasField("use_prefix_cache") else True,
+        cache_salt=message.cache_salt,
+        prompt_lookup=message.prompt_lookup if message.HasField("prompt_lookup") else True,
     )
 
 

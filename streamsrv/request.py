@@ -9,6 +9,7 @@ from streamsrv.errors import FieldViolation, InvalidRequestError
 MAX_REQUEST_ID_BYTES = 128
 RESUME_TOKEN_BYTES = 16
 MAX_CHUNK_INTERVAL_S = 10.0
+MAX_CACHE_SALT_BYTES = 128
 
 
 class Codec(Enum):
@@ -26,6 +27,14 @@ class RequestLimits:
     max_stop_bytes: int = 256
     """Of one stop text, in UTF-8."""
     max_stop_token_ids: int = 256
+    max_outputs: int = 16
+    """Outputs of one request."""
+    max_top_logprobs: int = 20
+    """Tokens that can be asked for beside each one."""
+    max_logit_biases: int = 1024
+    """Biases, banned tokens and allowed tokens, each."""
+    max_constraint_bytes: int = 65536
+    """Of a schema, a regular expression, a grammar or all choices, in UTF-8."""
 
 
 def _require(ok: bool, name: str, description: str) -> None:
@@ -35,7 +44,11 @@ def _require(ok: bool, name: str, description: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a token is chosen. In order: temperature, top_k, top_p, min_p, then one draw.
+    """How a token is chosen.
+
+    In order: logit_bias, repetition_penalty, presence and frequency penalties, banned and allowed tokens (with
+    what a constraint allows), temperature, top_k, top_p, min_p, typical_p, then one draw. `limits` are those of
+    the server.
 
     Raises:
         InvalidRequestError: a value is out of its range; the field is named as in the request message.
@@ -51,9 +64,23 @@ class SamplingParams:
     min_p: float = 0.0
     """Keeps tokens at least this fraction as probable as the best."""
     seed: int | None = None
-    """Of the output's own generator; None draws one."""
+    """Of the outputs' own generators; None draws one."""
+    typical_p: float = 1.0
+    """Keeps the tokens whose surprise is closest to the expected one until their probabilities reach it."""
+    repetition_penalty: float = 1.0
+    """Divides positive logits of tokens in the prompt or the output, and multiplies negative ones."""
+    presence_penalty: float = 0.0
+    """Is taken from the logits of tokens in the output."""
+    frequency_penalty: float = 0.0
+    """Is taken from a token's logit as often as the token is in the output."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """What is added to single tokens' logits."""
+    banned_token_ids: frozenset[int] = frozenset()
+    allowed_token_ids: frozenset[int] = frozenset()
+    """The only ones that may be chosen; empty allows all."""
+    limits: InitVar[RequestLimits] = RequestLimits()
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, limits: RequestLimits) -> None:
         _require(
             math.isfinite(self.temperature) and 0 <= self.temperature <= 100,
             "sampling.temperature",
@@ -68,6 +95,42 @@ class SamplingParams:
             self.seed is None or 0 <= self.seed < 2**64,
             "sampling.seed",
             f"must fit in 64 bits, got {self.seed}",
+        )
+        _require(
+            0 < self.typical_p <= 1,
+            "sampling.typical_p",
+            f"must be above 0 and at most 1 (off), got {self.typical_p:g}",
+        )
+        _require(
+            0 < self.repetition_penalty <= 100,
+            "sampling.repetition_penalty",
+            f"must be above 0 and at most 100; 1 is off; got {self.repetition_penalty:g}",
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(
+                -100 <= value <= 100, f"sampling.{name}", f"must be from -100 to 100; 0 is off; got {value:g}"
+            )
+        for name in ("logit_bias", "banned_token_ids", "allowed_token_ids"):
+            size = len(getattr(self, name))
+            _require(
+                size <= limits.max_logit_biases,
+                f"sampling.{name}",
+                f"at most {limits.max_logit_biases} tokens are allowed, got {size}",
+            )
+        seen: set[int] = set()
+        for i, (token_id, bias) in enumerate(self.logit_bias):
+            _require(token_id not in seen, f"sampling.logit_bias[{i}]", f"token {token_id} has a bias already")
+            seen.add(token_id)
+            _require(
+                -1000 <= bias <= 1000,
+                f"sampling.logit_bias[{i}].bias",
+                f"must be from -1000 to 1000, got {bias:g}",
+            )
+        _require(
+            not self.allowed_token_ids or bool(self.allowed_token_ids - self.banned_token_ids),
+            "sampling.allowed_token_ids",
+            "every allowed token is banned, too",
         )
 
     @property
@@ -133,6 +196,58 @@ class OutputOptions:
     token_ids: bool = True
     text_lengths: bool = False
     skip_special_tokens: bool = True
+    logprobs: bool = False
+    """Each token's log probability, before any change by SamplingParams."""
+    num_top_logprobs: int = 0
+    """The most probable tokens at each place, too."""
+    prompt_logprobs: bool = False
+    """The prompt's tokens with theirs."""
+    echo: bool = False
+    """The prompt's tokens and text."""
+    limits: InitVar[RequestLimits] = RequestLimits()
+
+    def __post_init__(self, limits: RequestLimits) -> None:
+        """Check the number."""
+        _require(
+            self.num_top_logprobs <= limits.max_top_logprobs,
+            "output.num_top_logprobs",
+            f"must be at most {limits.max_top_logprobs}, got {self.num_top_logprobs}",
+        )
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether anything about the outputs' probabilities is wanted."""
+        return self.logprobs or self.num_top_logprobs > 0
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulingOptions:
+    """When a request is computed, and what it may reuse.
+
+    Raises:
+        InvalidRequestError: a value is out of its range; the field is named as in the request message.
+
+    """
+
+    priority: int = 0
+    """The higher first, where not all can be computed."""
+    use_prefix_cache: bool = True
+    cache_salt: str = ""
+    """Only requests of equal salt share what they computed."""
+    prompt_lookup: bool = True
+
+    def __post_init__(self) -> None:
+        _require(
+            -100 <= self.priority <= 100,
+            "scheduling.priority",
+            f"must be from -100 to 100, got {self.priority}",
+        )
+        size = len(self.cache_salt.encode())
+        _require(
+            size <= MAX_CACHE_SALT_BYTES,
+            "scheduling.cache_salt",
+            f"must have at most {MAX_CACHE_SALT_BYTES} bytes, got {size}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +296,17 @@ class GenerateRequest:
     stop: StopConditions = field(default_factory=StopConditions)
     output: OutputOptions = field(default_factory=OutputOptions)
     stream: StreamOptions = field(default_factory=StreamOptions)
+    scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
+    num_outputs: int = 1
     continues_text: bool = False
     """The output goes on from a text, so that a space before its first word stays; a turn begins anew."""
     deadline_s: float | None = None
     """When the answer is of no use any more, on the server's monotonic clock in seconds."""
     resume_token: bytes = field(default=b"", repr=False)
     """The client's secret for resuming; empty: it chose none."""
+    limits: InitVar[RequestLimits] = RequestLimits()
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, limits: RequestLimits) -> None:
         size = len(self.request_id.encode())
         _require(
             size <= MAX_REQUEST_ID_BYTES,
@@ -199,6 +317,11 @@ class GenerateRequest:
             len(self.prompt_token_ids) > 0,
             "prompt",
             "must have at least one token; give some text, ids or messages",
+        )
+        _require(
+            1 <= self.num_outputs <= limits.max_outputs,
+            "num_outputs",
+            f"must be from 1 to {limits.max_outputs}, got {self.num_outputs}",
         )
         _require(
             len(self.resume_token) in (0, RESUME_TOKEN_BYTES),

@@ -12,6 +12,7 @@ Fields are only ever added. A client ignores what it does not know; see Event.nu
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import struct_pb2 as _struct_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
@@ -142,7 +143,7 @@ class GenerateRequest(_message.Message):
     """---------------------------------------------------------------------------------------------------------
     Requests
 
-    GenerateRequest asks for one output of a model.
+    GenerateRequest asks a model to continue a prompt, once or several times.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -155,6 +156,9 @@ class GenerateRequest(_message.Message):
     OUTPUT_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
     RESUME_TOKEN_FIELD_NUMBER: _builtins.int
+    NUM_OUTPUTS_FIELD_NUMBER: _builtins.int
+    CONSTRAINT_FIELD_NUMBER: _builtins.int
+    SCHEDULING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """request_id is the client's own name for the request, at most 128 bytes, unique among those of its
     authenticated caller, or of all others, that run or can be resumed. Empty: the server makes one, and
@@ -165,6 +169,10 @@ class GenerateRequest(_message.Message):
     resume_token: _builtins.bytes
     """resume_token is a secret of 16 random bytes that Resume shall ask for. Chosen by the client, it finds the
     stream, by request_id, even where the call was cut before its first message. Empty: the server makes one.
+    """
+    num_outputs: _builtins.int
+    """num_outputs is how many outputs to make of the one prompt, each with random draws of its own. Absent: 1.
+    At most Limits.max_outputs.
     """
     @_builtins.property
     def prompt(self) -> Global___Prompt:
@@ -186,6 +194,16 @@ class GenerateRequest(_message.Message):
     def stream(self) -> Global___StreamOptions:
         """stream says how the stream is cut and encoded. Absent: every field of it at its default."""
 
+    @_builtins.property
+    def constraint(self) -> Global___Constraint:
+        """constraint is what every output must match. Absent: nothing."""
+
+    @_builtins.property
+    def scheduling(self) -> Global___SchedulingOptions:
+        """scheduling says when the request is computed, and what it may reuse. Absent: every field of it at its
+        default.
+        """
+
     def __init__(
         self,
         *,
@@ -197,14 +215,136 @@ class GenerateRequest(_message.Message):
         output: Global___OutputOptions | None = ...,
         stream: Global___StreamOptions | None = ...,
         resume_token: _builtins.bytes = ...,
+        num_outputs: _builtins.int | None = ...,
+        constraint: Global___Constraint | None = ...,
+        scheduling: Global___SchedulingOptions | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "prompt", b"prompt", "sampling", b"sampling", "stop", b"stop", "stream", b"stream"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_outputs", b"_num_outputs", "constraint", b"constraint", "num_outputs", b"num_outputs", "output", b"output", "prompt", b"prompt", "sampling", b"sampling", "scheduling", b"scheduling", "stop", b"stop", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "resume_token", b"resume_token", "sampling", b"sampling", "stop", b"stop", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_outputs", b"_num_outputs", "constraint", b"constraint", "model", b"model", "num_outputs", b"num_outputs", "output", b"output", "prompt", b"prompt", "request_id", b"request_id", "resume_token", b"resume_token", "sampling", b"sampling", "scheduling", b"scheduling", "stop", b"stop", "stream", b"stream"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__num_outputs: _TypeAlias = _typing.Literal["num_outputs"]  # noqa: Y015
+    _WhichOneofArgType__num_outputs: _TypeAlias = _typing.Literal["_num_outputs", b"_num_outputs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_outputs) -> _WhichOneofReturnType__num_outputs | None: ...
+
+Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+
+@_typing.final
+class Constraint(_message.Message):
+    """Constraint restricts an output to a language. An output that ends with FINISH_REASON_STOP is a text of it;
+    one that ends otherwise is the beginning of one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    LARK_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    json_schema: _builtins.str
+    """json_schema is a JSON schema, as JSON text. "{}" allows any JSON."""
+    regex: _builtins.str
+    """regex is a regular expression, in the syntax of Rust's regex crate, for the whole output."""
+    lark: _builtins.str
+    """lark is a context-free grammar in llguidance's variant of Lark."""
+    @_builtins.property
+    def choices(self) -> Global___Choices:
+        """choices are texts, one of which the output is."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: _builtins.str = ...,
+        regex: _builtins.str = ...,
+        lark: _builtins.str = ...,
+        choices: Global___Choices | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "json_schema", b"json_schema", "kind", b"kind", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "json_schema", b"json_schema", "kind", b"kind", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["json_schema", "regex", "lark", "choices"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Constraint: _TypeAlias = Constraint  # noqa: Y015
+
+@_typing.final
+class Choices(_message.Message):
+    """Choices is a list of texts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """texts are the choices, each one only once. Empty: refused."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
+Global___Choices: _TypeAlias = Choices  # noqa: Y015
+
+@_typing.final
+class SchedulingOptions(_message.Message):
+    """SchedulingOptions says when a request is computed, and what it may reuse."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    USE_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
+    PROMPT_LOOKUP_FIELD_NUMBER: _builtins.int
+    priority: _builtins.int
+    """priority is which requests come first where not all can be computed: the higher ones. Requests that wait
+    rise with time. Absent: 0. From -100 to 100.
+    """
+    use_prefix_cache: _builtins.bool
+    """use_prefix_cache takes what earlier requests computed for the same first tokens, and leaves its own.
+    Absent: true.
+    """
+    cache_salt: _builtins.str
+    """cache_salt separates what is reused: only requests of equal salt share. At most 128 bytes. Empty: shared
+    by all requests without one.
+    """
+    prompt_lookup: _builtins.bool
+    """prompt_lookup guesses tokens from what was said before and computes several at once, without a change of
+    the output. Absent: true; the server turns it off where it does not pay.
+    """
+    def __init__(
+        self,
+        *,
+        priority: _builtins.int | None = ...,
+        use_prefix_cache: _builtins.bool | None = ...,
+        cache_salt: _builtins.str = ...,
+        prompt_lookup: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_prompt_lookup", b"_prompt_lookup", "_use_prefix_cache", b"_use_prefix_cache", "priority", b"priority", "prompt_lookup", b"prompt_lookup", "use_prefix_cache", b"use_prefix_cache"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "_prompt_lookup", b"_prompt_lookup", "_use_prefix_cache", b"_use_prefix_cache", "cache_salt", b"cache_salt", "priority", b"priority", "prompt_lookup", b"prompt_lookup", "use_prefix_cache", b"use_prefix_cache"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_lookup: _TypeAlias = _typing.Literal["prompt_lookup"]  # noqa: Y015
+    _WhichOneofArgType__prompt_lookup: _TypeAlias = _typing.Literal["_prompt_lookup", b"_prompt_lookup"]  # noqa: Y015
+    _WhichOneofReturnType__use_prefix_cache: _TypeAlias = _typing.Literal["use_prefix_cache"]  # noqa: Y015
+    _WhichOneofArgType__use_prefix_cache: _TypeAlias = _typing.Literal["_use_prefix_cache", b"_use_prefix_cache"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_lookup) -> _WhichOneofReturnType__prompt_lookup | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__use_prefix_cache) -> _WhichOneofReturnType__use_prefix_cache | None: ...
+
+Global___SchedulingOptions: _TypeAlias = SchedulingOptions  # noqa: Y015
 
 @_typing.final
 class Prompt(_message.Message):
@@ -294,22 +434,66 @@ class Chat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MESSAGES_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    TEMPLATE_VARIABLES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """messages are the turns so far, oldest first. Empty: refused."""
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """tools are functions that the model may call. Its calls are then parsed out of its text: see ToolCall.
+        Empty: none, and the text is left as it is.
+        """
+
+    @_builtins.property
+    def template_variables(self) -> _struct_pb2.Struct:
+        """template_variables are further variables of the model's chat template, such as "enable_thinking"."""
 
     def __init__(
         self,
         *,
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        template_variables: _struct_pb2.Struct | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["template_variables", b"template_variables"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "template_variables", b"template_variables", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Chat: _TypeAlias = Chat  # noqa: Y015
+
+@_typing.final
+class Tool(_message.Message):
+    """Tool is a function that the model may call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """name is what the model calls it. Required."""
+    description: _builtins.str
+    """description says to the model what it is for. Empty: none."""
+    parameters_json_schema: _builtins.str
+    """parameters_json_schema is the JSON schema of its arguments, as JSON text. Empty: no arguments."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        parameters_json_schema: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters_json_schema", b"parameters_json_schema"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
@@ -319,28 +503,69 @@ class ChatMessage(_message.Message):
 
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
     """role is who speaks. ROLE_UNSPECIFIED: refused."""
     content: _builtins.str
     """content is what is said. Empty: an empty turn."""
+    tool_call_id: _builtins.str
+    """tool_call_id is, in a ROLE_TOOL turn, the call that this is the result of. Empty: not told."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """tool_calls are the calls that an assistant made in this turn. Empty: none."""
+
     def __init__(
         self,
         *,
         role: Global___Role.ValueType = ...,
         content: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
+class ToolCall(_message.Message):
+    """ToolCall is a call of a tool, as the model made it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """id names the call within its stream, or within its conversation."""
+    name: _builtins.str
+    """name is the tool's. It need not be one of those offered: check it."""
+    arguments_json: _builtins.str
+    """arguments_json are the arguments, a JSON object as text."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
+
+@_typing.final
 class SamplingParams(_message.Message):
-    """SamplingParams says how a token is chosen from the model's scores. In order: temperature, top_k, top_p,
-    min_p, then one draw.
+    """SamplingParams says how a token is chosen from the model's scores. In order: logit_bias, repetition_penalty,
+    presence_penalty and frequency_penalty, banned and allowed tokens and the constraint, temperature, top_k,
+    top_p, min_p, typical_p, then one draw.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -350,6 +575,13 @@ class SamplingParams(_message.Message):
     TOP_P_FIELD_NUMBER: _builtins.int
     MIN_P_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    TYPICAL_P_FIELD_NUMBER: _builtins.int
+    REPETITION_PENALTY_FIELD_NUMBER: _builtins.int
+    PRESENCE_PENALTY_FIELD_NUMBER: _builtins.int
+    FREQUENCY_PENALTY_FIELD_NUMBER: _builtins.int
+    LOGIT_BIAS_FIELD_NUMBER: _builtins.int
+    BANNED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    ALLOWED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
     """temperature divides the scores; 0 takes the best token always (greedy). Absent: 1. From 0 to 100."""
     top_k: _builtins.int
@@ -366,6 +598,32 @@ class SamplingParams(_message.Message):
     """seed makes the draws repeatable: equal scores and equal seed give equal tokens. Absent: a new random
     seed.
     """
+    typical_p: _builtins.float
+    """typical_p keeps the tokens whose surprise is closest to the expected one, until their probabilities reach
+    it; 1 keeps all. Absent: 1. Above 0, at most 1.
+    """
+    repetition_penalty: _builtins.float
+    """repetition_penalty divides the positive scores, and multiplies the negative ones, of tokens that are in
+    the prompt or the output. Absent: 1, no effect. Above 0, at most 100.
+    """
+    presence_penalty: _builtins.float
+    """presence_penalty is taken from the scores of tokens that are in the output. Absent: 0. From -100 to 100."""
+    frequency_penalty: _builtins.float
+    """frequency_penalty is taken from a token's score as often as it is in the output. Absent: 0. From -100 to
+    100.
+    """
+    @_builtins.property
+    def logit_bias(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogitBias]:
+        """logit_bias is added to the scores of single tokens. Each token at most once."""
+
+    @_builtins.property
+    def banned_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """banned_token_ids are never chosen. Empty: none."""
+
+    @_builtins.property
+    def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """allowed_token_ids are the only ones that may be chosen. Empty: all."""
+
     def __init__(
         self,
         *,
@@ -374,13 +632,26 @@ class SamplingParams(_message.Message):
         top_p: _builtins.float | None = ...,
         min_p: _builtins.float | None = ...,
         seed: _builtins.int | None = ...,
+        typical_p: _builtins.float | None = ...,
+        repetition_penalty: _builtins.float | None = ...,
+        presence_penalty: _builtins.float | None = ...,
+        frequency_penalty: _builtins.float | None = ...,
+        logit_bias: _abc.Iterable[Global___LogitBias] | None = ...,
+        banned_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        allowed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "frequency_penalty", b"frequency_penalty", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_min_p", b"_min_p", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "min_p", b"min_p", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty", "_min_p", b"_min_p", "_presence_penalty", b"_presence_penalty", "_repetition_penalty", b"_repetition_penalty", "_seed", b"_seed", "_temperature", b"_temperature", "_top_k", b"_top_k", "_top_p", b"_top_p", "_typical_p", b"_typical_p", "allowed_token_ids", b"allowed_token_ids", "banned_token_ids", b"banned_token_ids", "frequency_penalty", b"frequency_penalty", "logit_bias", b"logit_bias", "min_p", b"min_p", "presence_penalty", b"presence_penalty", "repetition_penalty", b"repetition_penalty", "seed", b"seed", "temperature", b"temperature", "top_k", b"top_k", "top_p", b"top_p", "typical_p", b"typical_p"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__frequency_penalty: _TypeAlias = _typing.Literal["frequency_penalty"]  # noqa: Y015
+    _WhichOneofArgType__frequency_penalty: _TypeAlias = _typing.Literal["_frequency_penalty", b"_frequency_penalty"]  # noqa: Y015
     _WhichOneofReturnType__min_p: _TypeAlias = _typing.Literal["min_p"]  # noqa: Y015
     _WhichOneofArgType__min_p: _TypeAlias = _typing.Literal["_min_p", b"_min_p"]  # noqa: Y015
+    _WhichOneofReturnType__presence_penalty: _TypeAlias = _typing.Literal["presence_penalty"]  # noqa: Y015
+    _WhichOneofArgType__presence_penalty: _TypeAlias = _typing.Literal["_presence_penalty", b"_presence_penalty"]  # noqa: Y015
+    _WhichOneofReturnType__repetition_penalty: _TypeAlias = _typing.Literal["repetition_penalty"]  # noqa: Y015
+    _WhichOneofArgType__repetition_penalty: _TypeAlias = _typing.Literal["_repetition_penalty", b"_repetition_penalty"]  # noqa: Y015
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
     _WhichOneofReturnType__temperature: _TypeAlias = _typing.Literal["temperature"]  # noqa: Y015
@@ -389,8 +660,16 @@ class SamplingParams(_message.Message):
     _WhichOneofArgType__top_k: _TypeAlias = _typing.Literal["_top_k", b"_top_k"]  # noqa: Y015
     _WhichOneofReturnType__top_p: _TypeAlias = _typing.Literal["top_p"]  # noqa: Y015
     _WhichOneofArgType__top_p: _TypeAlias = _typing.Literal["_top_p", b"_top_p"]  # noqa: Y015
+    _WhichOneofReturnType__typical_p: _TypeAlias = _typing.Literal["typical_p"]  # noqa: Y015
+    _WhichOneofArgType__typical_p: _TypeAlias = _typing.Literal["_typical_p", b"_typical_p"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__frequency_penalty) -> _WhichOneofReturnType__frequency_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_p) -> _WhichOneofReturnType__min_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__presence_penalty) -> _WhichOneofReturnType__presence_penalty | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__repetition_penalty) -> _WhichOneofReturnType__repetition_penalty | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__seed) -> _WhichOneofReturnType__seed | None: ...
     @_typing.overload
@@ -399,8 +678,36 @@ class SamplingParams(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_k) -> _WhichOneofReturnType__top_k | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__top_p) -> _WhichOneofReturnType__top_p | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__typical_p) -> _WhichOneofReturnType__typical_p | None: ...
 
 Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
+
+@_typing.final
+class LogitBias(_message.Message):
+    """LogitBias changes the score of one token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_ID_FIELD_NUMBER: _builtins.int
+    BIAS_FIELD_NUMBER: _builtins.int
+    token_id: _builtins.int
+    """token_id is the token."""
+    bias: _builtins.float
+    """bias is added to its score. From -1000 to 1000."""
+    def __init__(
+        self,
+        *,
+        token_id: _builtins.int = ...,
+        bias: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bias", b"bias", "token_id", b"token_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogitBias: _TypeAlias = LogitBias  # noqa: Y015
 
 @_typing.final
 class StopConditions(_message.Message):
@@ -477,6 +784,10 @@ class OutputOptions(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_LENGTHS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    NUM_TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     text: _builtins.bool
     """text sends text. Absent: true."""
     token_ids: _builtins.bool
@@ -487,6 +798,18 @@ class OutputOptions(_message.Message):
     """skip_special_tokens leaves control tokens (such as end of turn) out of the text; their ids are sent all
     the same. Absent: true.
     """
+    logprobs: _builtins.bool
+    """logprobs sends each token's log probability, before any change by SamplingParams. Absent: false."""
+    num_top_logprobs: _builtins.int
+    """num_top_logprobs sends as many of the most probable tokens at each place, too. Absent: 0. At most
+    Limits.max_top_logprobs.
+    """
+    prompt_logprobs: _builtins.bool
+    """prompt_logprobs sends the prompt's tokens as PromptTokens with their log probabilities, and with
+    num_top_logprobs of the most probable ones. Absent: false.
+    """
+    echo: _builtins.bool
+    """echo sends the prompt's tokens and text as PromptTokens. Absent: false."""
     def __init__(
         self,
         *,
@@ -494,11 +817,23 @@ class OutputOptions(_message.Message):
         token_ids: _builtins.bool | None = ...,
         text_lengths: _builtins.bool | None = ...,
         skip_special_tokens: _builtins.bool | None = ...,
+        logprobs: _builtins.bool | None = ...,
+        num_top_logprobs: _builtins.int | None = ...,
+        prompt_logprobs: _builtins.bool | None = ...,
+        echo: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_text_lengths", b"_text_lengths", "_token_ids", b"_token_ids", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "text_lengths", b"text_lengths", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_logprobs", b"_logprobs", "_num_top_logprobs", b"_num_top_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_text_lengths", b"_text_lengths", "_token_ids", b"_token_ids", "echo", b"echo", "logprobs", b"logprobs", "num_top_logprobs", b"num_top_logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "text_lengths", b"text_lengths", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_text_lengths", b"_text_lengths", "_token_ids", b"_token_ids", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "text_lengths", b"text_lengths", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_logprobs", b"_logprobs", "_num_top_logprobs", b"_num_top_logprobs", "_prompt_logprobs", b"_prompt_logprobs", "_skip_special_tokens", b"_skip_special_tokens", "_text", b"_text", "_text_lengths", b"_text_lengths", "_token_ids", b"_token_ids", "echo", b"echo", "logprobs", b"logprobs", "num_top_logprobs", b"num_top_logprobs", "prompt_logprobs", b"prompt_logprobs", "skip_special_tokens", b"skip_special_tokens", "text", b"text", "text_lengths", b"text_lengths", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__echo: _TypeAlias = _typing.Literal["echo"]  # noqa: Y015
+    _WhichOneofArgType__echo: _TypeAlias = _typing.Literal["_echo", b"_echo"]  # noqa: Y015
+    _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
+    _WhichOneofArgType__logprobs: _TypeAlias = _typing.Literal["_logprobs", b"_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__num_top_logprobs: _TypeAlias = _typing.Literal["num_top_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_top_logprobs: _TypeAlias = _typing.Literal["_num_top_logprobs", b"_num_top_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__skip_special_tokens: _TypeAlias = _typing.Literal["_skip_special_tokens", b"_skip_special_tokens"]  # noqa: Y015
     _WhichOneofReturnType__text: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
@@ -507,6 +842,14 @@ class OutputOptions(_message.Message):
     _WhichOneofArgType__text_lengths: _TypeAlias = _typing.Literal["_text_lengths", b"_text_lengths"]  # noqa: Y015
     _WhichOneofReturnType__token_ids: _TypeAlias = _typing.Literal["token_ids"]  # noqa: Y015
     _WhichOneofArgType__token_ids: _TypeAlias = _typing.Literal["_token_ids", b"_token_ids"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__echo) -> _WhichOneofReturnType__echo | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__logprobs) -> _WhichOneofReturnType__logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_top_logprobs) -> _WhichOneofReturnType__num_top_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__skip_special_tokens) -> _WhichOneofReturnType__skip_special_tokens | None: ...
     @_typing.overload
@@ -764,6 +1107,8 @@ class Event(_message.Message):
     TOKENS_FIELD_NUMBER: _builtins.int
     OUTPUT_END_FIELD_NUMBER: _builtins.int
     STREAM_END_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_FIELD_NUMBER: _builtins.int
     num_positions: _builtins.int
     """num_positions is how many positions of the log the event takes. Absent: 1. Holds for kinds that a client
     does not know, too, so that it can pass over them and keep count.
@@ -780,6 +1125,14 @@ class Event(_message.Message):
     def stream_end(self) -> Global___StreamEnd:
         """stream_end ends the stream. Nothing follows."""
 
+    @_builtins.property
+    def prompt_tokens(self) -> Global___PromptTokens:
+        """prompt_tokens are some tokens of the prompt, all together one position. They come before any output."""
+
+    @_builtins.property
+    def tool_call(self) -> Global___ToolCallMade:
+        """tool_call is a call of a tool that the model has made, complete."""
+
     def __init__(
         self,
         *,
@@ -787,14 +1140,16 @@ class Event(_message.Message):
         tokens: Global___TokenRun | None = ...,
         output_end: Global___OutputEnd | None = ...,
         stream_end: Global___StreamEnd | None = ...,
+        prompt_tokens: Global___PromptTokens | None = ...,
+        tool_call: Global___ToolCallMade | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_positions", b"_num_positions", "kind", b"kind", "num_positions", b"num_positions", "output_end", b"output_end", "stream_end", b"stream_end", "tokens", b"tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_positions", b"_num_positions", "kind", b"kind", "num_positions", b"num_positions", "output_end", b"output_end", "prompt_tokens", b"prompt_tokens", "stream_end", b"stream_end", "tokens", b"tokens", "tool_call", b"tool_call"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_positions", b"_num_positions", "kind", b"kind", "num_positions", b"num_positions", "output_end", b"output_end", "stream_end", b"stream_end", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_positions", b"_num_positions", "kind", b"kind", "num_positions", b"num_positions", "output_end", b"output_end", "prompt_tokens", b"prompt_tokens", "stream_end", b"stream_end", "tokens", b"tokens", "tool_call", b"tool_call"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_positions: _TypeAlias = _typing.Literal["num_positions"]  # noqa: Y015
     _WhichOneofArgType__num_positions: _TypeAlias = _typing.Literal["_num_positions", b"_num_positions"]  # noqa: Y015
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["tokens", "output_end", "stream_end"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["tokens", "output_end", "stream_end", "prompt_tokens", "tool_call"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_positions) -> _WhichOneofReturnType__num_positions | None: ...
@@ -802,6 +1157,114 @@ class Event(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
 Global___Event: _TypeAlias = Event  # noqa: Y015
+
+@_typing.final
+class PromptTokens(_message.Message):
+    """PromptTokens is a piece of the prompt. Joined, the pieces are the prompt as the model reads it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """text is the text that became certain with these tokens. Empty: none did, or not asked for."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """token_ids are the ids, in order."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """logprobs are the tokens' log probabilities; the prompt's first token has none, and 0 stands for it. Empty:
+        not asked for.
+        """
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprobs]:
+        """top_logprobs are the most probable tokens at each one's place; at the first token's there are none. Empty:
+        not asked for.
+        """
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        text: _builtins.str = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        top_logprobs: _abc.Iterable[Global___TopLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptTokens: _TypeAlias = PromptTokens  # noqa: Y015
+
+@_typing.final
+class TopLogprobs(_message.Message):
+    """TopLogprobs are the most probable tokens at one place."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """token_ids are the ids, the most probable first."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """logprobs are their log probabilities."""
+
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """texts are their texts as bytes: a token can be part of a character."""
+
+    def __init__(
+        self,
+        *,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        texts: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "texts", b"texts", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopLogprobs: _TypeAlias = TopLogprobs  # noqa: Y015
+
+@_typing.final
+class ToolCallMade(_message.Message):
+    """ToolCallMade is a call that an output made. Its text is not in the output's text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_INDEX_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    output_index: _builtins.int
+    """output_index is the output that made it. 0: the first."""
+    @_builtins.property
+    def call(self) -> Global___ToolCall:
+        """call is the call."""
+
+    def __init__(
+        self,
+        *,
+        output_index: _builtins.int = ...,
+        call: Global___ToolCall | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "output_index", b"output_index"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallMade: _TypeAlias = ToolCallMade  # noqa: Y015
 
 @_typing.final
 class TokenRun(_message.Message):
@@ -815,6 +1278,8 @@ class TokenRun(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     TEXT_LENGTHS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
     output_index: _builtins.int
     """output_index is the output that the tokens belong to. 0: the first."""
     text: _builtins.str
@@ -829,6 +1294,14 @@ class TokenRun(_message.Message):
     def text_lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """text_lengths are the bytes of text that each token brought. Empty: not asked for."""
 
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """logprobs are the tokens' log probabilities. Empty: not asked for."""
+
+    @_builtins.property
+    def top_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopLogprobs]:
+        """top_logprobs are the most probable tokens at each one's place. Empty: not asked for."""
+
     def __init__(
         self,
         *,
@@ -836,10 +1309,12 @@ class TokenRun(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         text: _builtins.str = ...,
         text_lengths: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        top_logprobs: _abc.Iterable[Global___TopLogprobs] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_index", b"output_index", "text", b"text", "text_lengths", b"text_lengths", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "output_index", b"output_index", "text", b"text", "text_lengths", b"text_lengths", "token_ids", b"token_ids", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -919,21 +1394,35 @@ class Usage(_message.Message):
 
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_GUESSED_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """num_prompt_tokens is the prompt's length."""
     num_completion_tokens: _builtins.int
     """num_completion_tokens is how many token ids were generated, over all outputs, the stopping token
     included.
     """
+    num_cached_prompt_tokens: _builtins.int
+    """num_cached_prompt_tokens is how many of the prompt's tokens were not computed, but taken from the prefix
+    cache.
+    """
+    num_guessed_tokens: _builtins.int
+    """num_guessed_tokens is how many tokens prompt lookup guessed."""
+    num_accepted_tokens: _builtins.int
+    """num_accepted_tokens is how many of them were right."""
     def __init__(
         self,
         *,
         num_prompt_tokens: _builtins.int = ...,
         num_completion_tokens: _builtins.int = ...,
+        num_cached_prompt_tokens: _builtins.int = ...,
+        num_guessed_tokens: _builtins.int = ...,
+        num_accepted_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_completion_tokens", b"num_completion_tokens", "num_prompt_tokens", b"num_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_accepted_tokens", b"num_accepted_tokens", "num_cached_prompt_tokens", b"num_cached_prompt_tokens", "num_completion_tokens", b"num_completion_tokens", "num_guessed_tokens", b"num_guessed_tokens", "num_prompt_tokens", b"num_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1157,6 +1646,8 @@ class Model(_message.Message):
     NUM_LAYERS_FIELD_NUMBER: _builtins.int
     NUM_PARAMETERS_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    HAS_PREFIX_CACHE_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_FORMAT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """name is what requests call it."""
     revision: _builtins.str
@@ -1175,6 +1666,10 @@ class Model(_message.Message):
     """num_parameters is how many weights it has."""
     has_chat_template: _builtins.bool
     """has_chat_template is true if it takes Prompt.chat."""
+    has_prefix_cache: _builtins.bool
+    """has_prefix_cache is true if requests can reuse what earlier ones computed."""
+    tool_call_format: _builtins.str
+    """tool_call_format is how the model writes calls of tools, such as "hermes". Empty: they are not parsed."""
     def __init__(
         self,
         *,
@@ -1187,10 +1682,12 @@ class Model(_message.Message):
         num_layers: _builtins.int = ...,
         num_parameters: _builtins.int = ...,
         has_chat_template: _builtins.bool = ...,
+        has_prefix_cache: _builtins.bool = ...,
+        tool_call_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "engine", b"engine", "family", b"family", "has_chat_template", b"has_chat_template", "name", b"name", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "revision", b"revision", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context_length", b"context_length", "engine", b"engine", "family", b"family", "has_chat_template", b"has_chat_template", "has_prefix_cache", b"has_prefix_cache", "name", b"name", "num_layers", b"num_layers", "num_parameters", b"num_parameters", "revision", b"revision", "tool_call_format", b"tool_call_format", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1269,6 +1766,10 @@ class Limits(_message.Message):
     MAX_STOP_STRINGS_FIELD_NUMBER: _builtins.int
     MAX_STOP_BYTES_FIELD_NUMBER: _builtins.int
     MAX_STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    MAX_OUTPUTS_FIELD_NUMBER: _builtins.int
+    MAX_TOP_LOGPROBS_FIELD_NUMBER: _builtins.int
+    MAX_LOGIT_BIASES_FIELD_NUMBER: _builtins.int
+    MAX_CONSTRAINT_BYTES_FIELD_NUMBER: _builtins.int
     max_prompt_tokens: _builtins.int
     """max_prompt_tokens is the longest prompt, in tokens."""
     max_output_tokens: _builtins.int
@@ -1285,6 +1786,14 @@ class Limits(_message.Message):
     """max_stop_bytes is the longest stop text, in bytes of UTF-8."""
     max_stop_token_ids: _builtins.int
     """max_stop_token_ids is the most stop token ids in a request."""
+    max_outputs: _builtins.int
+    """max_outputs is the largest num_outputs."""
+    max_top_logprobs: _builtins.int
+    """max_top_logprobs is the largest num_top_logprobs."""
+    max_logit_biases: _builtins.int
+    """max_logit_biases is the most logit_bias, banned and allowed tokens in a request."""
+    max_constraint_bytes: _builtins.int
+    """max_constraint_bytes is the longest constraint, in bytes of UTF-8."""
     def __init__(
         self,
         *,
@@ -1296,10 +1805,14 @@ class Limits(_message.Message):
         max_stop_strings: _builtins.int = ...,
         max_stop_bytes: _builtins.int = ...,
         max_stop_token_ids: _builtins.int = ...,
+        max_outputs: _builtins.int = ...,
+        max_top_logprobs: _builtins.int = ...,
+        max_logit_biases: _builtins.int = ...,
+        max_constraint_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_message_bytes", b"max_message_bytes", "max_output_tokens", b"max_output_tokens", "max_prompt_tokens", b"max_prompt_tokens", "max_running_sequences", b"max_running_sequences", "max_stop_bytes", b"max_stop_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_waiting_requests", b"max_waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_constraint_bytes", b"max_constraint_bytes", "max_logit_biases", b"max_logit_biases", "max_message_bytes", b"max_message_bytes", "max_output_tokens", b"max_output_tokens", "max_outputs", b"max_outputs", "max_prompt_tokens", b"max_prompt_tokens", "max_running_sequences", b"max_running_sequences", "max_stop_bytes", b"max_stop_bytes", "max_stop_strings", b"max_stop_strings", "max_stop_token_ids", b"max_stop_token_ids", "max_top_logprobs", b"max_top_logprobs", "max_waiting_requests", b"max_waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
