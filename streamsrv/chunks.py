@@ -4,12 +4,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import zstandard
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
 from google.protobuf.message import DecodeError
 
 from streamsrv.errors import StreamCorruptError
+from streamsrv.logprobs import TokenLogprobs
 from streamsrv.request import Codec, OutputOptions
 from streamsrv.sequence import FinishReason
-from streamsrv.stream import Element, OutputEnd, Token
+from streamsrv.stream import Element, OutputEnd, PromptTokens, StreamEnd, Token, ToolCallMade
 from streamsrv.v1 import inference_pb2 as pb
 
 MAX_TOKENS_PER_MESSAGE = 1024
@@ -52,6 +54,11 @@ class ChunkTotals:
         self.num_messages += 1
         self.raw_bytes += raw_bytes
         self.sent_bytes += sent_bytes
+
+
+def most_tokens(output: OutputOptions) -> int:
+    """How many tokens a message may have: those that are told beside each one count, too."""
+    return max(1, MAX_TOKENS_PER_MESSAGE // (1 + output.num_top_logprobs))
 
 
 class ChunkEncoder:
@@ -176,14 +183,33 @@ def _add_events(events: pb.EventList, elements: Seq[Element], output: OutputOpti
         if run:
             _add_tokens(events.events.add(), run, output)
             run = []
-        if isinstance(element, OutputEnd):
-            _fill_output_end(events.events.add().output_end, element, output)
-        else:
-            usage = events.events.add().stream_end.usage
-            usage.num_prompt_tokens = element.num_prompt_tokens
-            usage.num_completion_tokens = element.num_completion_tokens
+        _fill_event(events.events.add(), element, output)
     if run:
         _add_tokens(events.events.add(), run, output)
+
+
+def _fill_event(
+    event: pb.Event, element: PromptTokens | ToolCallMade | OutputEnd | StreamEnd, output: OutputOptions
+) -> None:
+    match element:
+        case OutputEnd():
+            _fill_output_end(event.output_end, element, output)
+        case StreamEnd():
+            usage = event.stream_end.usage
+            for name in element.__slots__:
+                setattr(usage, name, getattr(element, name))
+        case PromptTokens():
+            prompt = event.prompt_tokens
+            prompt.token_ids.extend(element.token_ids)
+            prompt.text = element.text if output.text else ""
+            for known in element.logprobs or ():
+                prompt.logprobs.append(known.logprob)
+                _add_top(prompt.top_logprobs, known)
+        case ToolCallMade():
+            event.tool_call.output_index = element.output_index
+            call = event.tool_call.call
+            call.id, call.name = element.call.id, element.call.name
+            call.arguments_json = element.call.arguments_json
 
 
 def _add_tokens(event: pb.Event, run: Seq[Token], output: OutputOptions) -> None:
@@ -198,6 +224,16 @@ def _add_tokens(event: pb.Event, run: Seq[Token], output: OutputOptions) -> None
         tokens.text = "".join([token.text for token in run])
         if output.text_lengths:
             tokens.text_lengths.extend([len(token.text.encode()) for token in run])
+    if output.wants_logprobs:
+        for token in run:
+            assert token.logprobs is not None, "a token without the logprobs that were asked for"
+            tokens.logprobs.append(token.logprobs.logprob)
+            _add_top(tokens.top_logprobs, token.logprobs)
+
+
+def _add_top(tops: RepeatedCompositeFieldContainer[pb.TopLogprobs], known: TokenLogprobs) -> None:
+    if known.top is not None:
+        tops.add(token_ids=known.top.token_ids, logprobs=known.top.logprobs, texts=known.top.texts)
 
 
 def _fill_output_end(message: pb.OutputEnd, end: OutputEnd, output: OutputOptions) -> None:

@@ -207,6 +207,16 @@ class Settings(BaseSettings):
     max_stop_strings: int = Field(16, ge=0, le=1024, description="stop texts in a request")
     max_stop_bytes: int = Field(256, ge=1, le=65536, description="bytes of a stop text in UTF-8")
     max_stop_token_ids: int = Field(256, ge=0, le=65536, description="stop token ids in a request")
+    max_outputs: int = Field(16, ge=1, le=1024, description="outputs of one request")
+    max_top_logprobs: int = Field(
+        20, ge=0, le=1000, description="most probable tokens that a request may ask for beside each one"
+    )
+    max_logit_biases: int = Field(
+        1024, ge=0, le=65536, description="biases, banned and allowed tokens in a request, each"
+    )
+    max_constraint_bytes: int = Field(
+        65536, ge=1, le=1 << 24, description="bytes of a schema, regular expression, grammar or all choices"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="what is logged")
     log_format: LogFormat = Field(LogFormat.TEXT, description="how log lines are laid out")
     log_prompts: bool = Field(False, description="log each request's prompt; outputs are never logged")

@@ -29,7 +29,7 @@ from streamsrv.errors import (
 )
 from streamsrv.observer import PoolObserver, PoolState, StepReport, Unobserved
 from streamsrv.request import RESUME_TOKEN_BYTES, GenerateRequest
-from streamsrv.sequence import Sequence, SequenceStatus
+from streamsrv.sequence import Sequence
 from streamsrv.stream import Caller, LogMemory, Reader, Stream, StreamLog, StreamRegistry
 from streamsrv.tokenizer import Tokenizer
 from streamsrv.worker import Job, Worker, WorkerState
@@ -113,6 +113,7 @@ class WorkerPool:
         self._jobs: dict[str, tuple[Job, Worker]] = {}  # by stream id, of those that are computed
         self._expiries: dict[str, asyncio.TimerHandle] = {}  # by stream id, of those without a reader
         self._next_number = 1
+        self._next_sequence = 1
         self._num_admitted = 0
         self._draining = False
         self._changed = asyncio.Event()
@@ -149,12 +150,12 @@ class WorkerPool:
 
     @property
     def num_running(self) -> int:
-        """Requests that are computed or wait."""
-        return sum(worker.num_jobs for worker in self._workers)
+        """Outputs that are computed or wait."""
+        return sum(worker.num_outputs for worker in self._workers)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that own no blocks yet."""
+        """Outputs that own no blocks yet."""
         return sum(worker.num_waiting for worker in self._workers)
 
     @property
@@ -242,10 +243,10 @@ class WorkerPool:
             raise DeadlinePassedError(started=False)
         max_tokens = self._max_tokens(request)
         self._registry.check_request_id(caller, request.request_id)
-        self._check_room(len(request.prompt_token_ids), caller)
+        self._check_room(request, caller)
         while self._registry.by_request_id(caller, self._stream_id()) is not None:
             self._next_number += 1  # a client's request has the name that this one would be given
-        worker = min(self._workers, key=lambda w: (w.state is not WorkerState.READY, w.num_jobs))
+        worker = min(self._workers, key=lambda w: (w.state is not WorkerState.READY, w.num_outputs))
         stream = self._make_stream(request, caller, self._clock() if arrived_s is None else arrived_s)
         job = self._make_job(stream, request, max_tokens)
         worker.submit(job)
@@ -363,7 +364,7 @@ class WorkerPool:
         for worker in self._workers:
             worker.check_integrity()
         assert set(self._jobs) <= {stream.stream_id for stream in self._registry}
-        assert len(self._jobs) == self.num_running
+        assert sum(job.num_open for job, _ in self._jobs.values()) == self.num_running
         assert self._memory.used_bytes == sum(stream.log.size_bytes for stream in self._registry)
         without_reader = {stream.stream_id for stream in self._registry if stream.reader is None}
         assert set(self._expiries) == without_reader
@@ -403,13 +404,13 @@ class WorkerPool:
     # -----------------------------------------------------------------------------------------------------
     # Admission
 
-    def _check_room(self, num_prompt_tokens: int, caller: Caller) -> None:
-        limits = self.limits
+    def _check_room(self, request: GenerateRequest, caller: Caller) -> None:
+        limits, num_prompt_tokens = self.limits, len(request.prompt_token_ids) * request.num_outputs
         waiting = [sequence for worker in self._workers for sequence in worker.waiting]
         # Those that the next step will start do not wait.
         num_free = limits.max_running * len(self._workers) - (self.num_running - len(waiting))
         num_waiting = max(0, len(waiting) - num_free)
-        if len(waiting) >= num_free + limits.max_waiting:
+        if len(waiting) + request.num_outputs > num_free + limits.max_waiting:
             raise TooManyWaitingError(
                 "requests are waiting",
                 num_waiting,
@@ -426,10 +427,7 @@ class WorkerPool:
                 subject="waiting prompt tokens",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        num_own = sum(
-            job.stream.caller == caller and job.sequence.status is SequenceStatus.WAITING
-            for job, _ in self._jobs.values()
-        )
+        num_own = sum(job.stream.caller == caller and job.is_waiting for job, _ in self._jobs.values())
         if num_own >= limits.max_waiting_per_caller:
             raise CallerShareUsedError(
                 f"requests of {caller.name} are waiting",
@@ -470,21 +468,24 @@ class WorkerPool:
         )
 
     def _make_job(self, stream: Stream, request: GenerateRequest, max_tokens: int) -> Job:
-        sequence = Sequence(
-            self._next_number,
-            request,
-            max_tokens=max_tokens,
-            eos_token_ids=frozenset(self.engine.model.vocabulary.eos_token_ids),
-        )
-        detokenizer = Detokenizer(
-            self.tokenizer,
-            stop=request.stop.stop,
-            include_stop=request.stop.include_stop,
-            skip_special=request.output.skip_special_tokens,
-            continues=request.continues_text,
-        )
-        generator = np.random.default_rng(request.sampling.seed)
-        return Job(sequence, detokenizer, generator, stream)
+        job = Job(request, stream)
+        seed, eos_token_ids = request.sampling.seed, frozenset(self.engine.model.vocabulary.eos_token_ids)
+        for index in range(request.num_outputs):
+            sequence = Sequence(
+                self._next_sequence, request, max_tokens=max_tokens, eos_token_ids=eos_token_ids
+            )
+            self._next_sequence += 1
+            detokenizer = Detokenizer(
+                self.tokenizer,
+                stop=request.stop.stop,
+                include_stop=request.stop.include_stop,
+                skip_special=request.output.skip_special_tokens,
+                continues=request.continues_text,
+            )
+            # The first output is that of a request for one, so that more of them change nothing about it.
+            own_seed = seed if index == 0 or seed is None else [seed, index]
+            job.add(sequence, detokenizer, np.random.default_rng(own_seed))
+        return job
 
     def _max_tokens(self, request: GenerateRequest) -> int:
         limit, prompt = self.max_context, len(request.prompt_token_ids)

@@ -19,7 +19,7 @@ class Progress:
     ended_s: float | None = None
     """When its last token, its cancel or its fault was known; its stream may be read for longer."""
     num_output_tokens: int = 0
-    """Tokens generated, once it has ended."""
+    """Tokens generated so far, over all outputs."""
     outcome: Finish | StreamsrvError | None = None
     """How it ended."""
 

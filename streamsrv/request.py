@@ -120,7 +120,9 @@ class SamplingParams:
             )
         seen: set[int] = set()
         for i, (token_id, bias) in enumerate(self.logit_bias):
-            _require(token_id not in seen, f"sampling.logit_bias[{i}]", f"token {token_id} has a bias already")
+            _require(
+                token_id not in seen, f"sampling.logit_bias[{i}]", f"token {token_id} has a bias already"
+            )
             seen.add(token_id)
             _require(
                 -1000 <= bias <= 1000,
@@ -218,6 +220,17 @@ class OutputOptions:
     def wants_logprobs(self) -> bool:
         """Whether anything about the outputs' probabilities is wanted."""
         return self.logprobs or self.num_top_logprobs > 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool, as a model made it."""
+
+    id: str
+    """Its name within its stream or conversation."""
+    name: str
+    arguments_json: str
+    """A JSON object as text."""
 
 
 @dataclass(frozen=True, slots=True)

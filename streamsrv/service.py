@@ -14,7 +14,7 @@ from engines.api import StreamsrvError
 from streamsrv import __version__
 from streamsrv.auth import caller_of
 from streamsrv.call import DISCONNECTED, Call, CallKind, CallObserver
-from streamsrv.chunks import CODEC_TO_PB, MAX_TOKENS_PER_MESSAGE, ChunkEncoder, ChunkTotals
+from streamsrv.chunks import CODEC_TO_PB, ChunkEncoder, ChunkTotals, most_tokens
 from streamsrv.errors import (
     ConsumerStalledError,
     DeadlinePassedError,
@@ -159,6 +159,10 @@ class InferenceService(InferenceServiceServicer):
                 max_stop_strings=self._limits.max_stop_strings,
                 max_stop_bytes=self._limits.max_stop_bytes,
                 max_stop_token_ids=self._limits.max_stop_token_ids,
+                max_outputs=self._limits.max_outputs,
+                max_top_logprobs=self._limits.max_top_logprobs,
+                max_logit_biases=self._limits.max_logit_biases,
+                max_constraint_bytes=self._limits.max_constraint_bytes,
             ),
         )
 
@@ -222,7 +226,9 @@ class InferenceService(InferenceServiceServicer):
                 observer.call_accepted(call)
             await self._write(context, _start(stream, call.position, options.codec, call.model, pool))
             encoder = ChunkEncoder(stream.stream_id, options.codec, stream.output, self._chunk_totals)
-            most = min(options.max_tokens_per_chunk or MAX_TOKENS_PER_MESSAGE, MAX_TOKENS_PER_MESSAGE)
+            most = most_tokens(stream.output)
+            if options.max_tokens_per_chunk is not None:
+                most = min(options.max_tokens_per_chunk, most)
             interval_s = options.min_chunk_interval_s
             if interval_s is None:
                 interval_s = self._min_chunk_interval_s

@@ -6,8 +6,9 @@ from typing import TypeAlias
 
 from engines.api import StreamsrvError
 from streamsrv.errors import PositionEvictedError, PositionInFutureError, RequestIdInUseError
+from streamsrv.logprobs import TokenLogprobs
 from streamsrv.progress import Progress
-from streamsrv.request import OutputOptions
+from streamsrv.request import OutputOptions, ToolCall
 from streamsrv.sequence import Finish
 
 
@@ -18,6 +19,26 @@ class Token:
     output_index: int
     token_id: int
     text: str
+    logprobs: TokenLogprobs | None = None
+    """None where none were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTokens:
+    """A piece of the prompt, for requests that ask for it; before any output."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of each token; None where none were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallMade:
+    """A call of a tool that an output made."""
+
+    output_index: int
+    call: ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +55,12 @@ class StreamEnd:
 
     num_prompt_tokens: int
     num_completion_tokens: int
+    num_cached_prompt_tokens: int = 0
+    num_guessed_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
-Element: TypeAlias = Token | OutputEnd | StreamEnd
+Element: TypeAlias = Token | PromptTokens | ToolCallMade | OutputEnd | StreamEnd
 
 
 class LogMemory:
@@ -56,8 +80,30 @@ class LogMemory:
 _ELEMENT_BYTES = 150
 
 
+# A TokenLogprobs with its float; for each of its others an id, a float and their slots.
+_LOGPROBS_BYTES = 88
+_TOP_BYTES = 72
+
+
 def _size_bytes(element: Element) -> int:
-    return _ELEMENT_BYTES + (len(element.text) if isinstance(element, Token) else 0)
+    match element:
+        case Token(text=text, logprobs=None):
+            return _ELEMENT_BYTES + len(text)
+        case Token(text=text, logprobs=known):
+            return _ELEMENT_BYTES + len(text) + _logprobs_bytes(known)
+        case PromptTokens(token_ids, text, logprobs):
+            known_bytes = sum(map(_logprobs_bytes, logprobs)) if logprobs else 0
+            return _ELEMENT_BYTES + 36 * len(token_ids) + len(text) + known_bytes
+        case ToolCallMade(call=call):
+            return _ELEMENT_BYTES + len(call.name) + len(call.arguments_json)
+        case _:
+            return _ELEMENT_BYTES
+
+
+def _logprobs_bytes(known: TokenLogprobs | None) -> int:
+    if known is None:
+        return 0
+    return _LOGPROBS_BYTES + (_TOP_BYTES * len(known.top.token_ids) if known.top is not None else 0)
 
 
 class StreamLog:
@@ -167,10 +213,15 @@ class Reader:
         self.replaced = False
         """Another reader took the stream over."""
         self._on_change = on_change
+        self._has_prompt = stream.output.echo or stream.output.prompt_logprobs
 
     def take(self, most: int) -> list[Element]:
         """Take what comes next, `most` elements at most; empty if nothing is there yet."""
         elements = self.stream.log.read(self.position, most)
+        if self._has_prompt:
+            # A piece of a prompt is as large as a message should be.
+            prompt = next((i for i, e in enumerate(elements) if isinstance(e, PromptTokens)), None)
+            elements = elements if prompt is None else elements[: prompt + 1]
         self.position += len(elements)
         if elements and not self.stream.is_resumable:
             self.stream.log.drop_before(self.position)
@@ -233,8 +284,7 @@ class Stream:
     @property
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
-        # Until it ends, a log holds nothing else.
-        return self.progress.num_output_tokens if self.log.ended else self.log.next_position
+        return self.progress.num_output_tokens
 
     @property
     def is_delivered(self) -> bool:

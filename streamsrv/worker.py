@@ -15,10 +15,11 @@ from streamsrv.detokenizer import Detokenizer
 from streamsrv.engine_thread import EngineThread
 from streamsrv.errors import DeadlinePassedError, StoppedError, WorkerLostError
 from streamsrv.observer import StepReport
+from streamsrv.request import GenerateRequest
 from streamsrv.sampling import RowSampling, needs_full_row, sample
 from streamsrv.scheduler import Scheduler, Step
 from streamsrv.sequence import Finish, FinishReason, Sequence, SequenceStatus
-from streamsrv.stream import OutputEnd, Stream, StreamEnd, Token
+from streamsrv.stream import Element, OutputEnd, Stream, StreamEnd, Token
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +41,14 @@ class WorkerState(Enum):
 
 
 @dataclass(eq=False, slots=True)
-class Job:
-    """A sequence with what it takes to turn its logits into a stream."""
+class Output:
+    """One output of a job: a sequence with what it takes to turn its logits into a stream."""
 
+    job: "Job" = field(repr=False)
+    index: int
     sequence: Sequence
     detokenizer: Detokenizer
     generator: np.random.Generator
-    stream: Stream
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its blocks are free and its log has ended."""
     unbanned: RowSampling = field(init=False)
     """How a row becomes a token that may be any."""
     banned: RowSampling = field(init=False)
@@ -60,21 +60,49 @@ class Job:
         self.unbanned = RowSampling(params, self.generator)
         self.banned = RowSampling(params, self.generator, tuple(self.sequence.stop_token_ids))
 
-    @property
-    def usage(self) -> StreamEnd:
-        """What it has cost so far."""
-        return StreamEnd(self.sequence.num_prompt_tokens, self.sequence.num_output_tokens)
-
     def row_sampling(self) -> RowSampling:
         """How its next row of logits becomes a token."""
         return self.unbanned if self.sequence.may_stop_next else self.banned
 
 
+@dataclass(eq=False, slots=True)
+class Job:
+    """A request at work: its outputs, and the stream that they all go into."""
+
+    request: GenerateRequest
+    stream: Stream
+    outputs: list[Output] = field(default_factory=list)
+    num_open: int = 0
+    """Outputs that have not ended."""
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when its blocks are free and its log has ended."""
+
+    def add(self, sequence: Sequence, detokenizer: Detokenizer, generator: np.random.Generator) -> None:
+        """Give it one more output."""
+        self.outputs.append(Output(self, len(self.outputs), sequence, detokenizer, generator))
+        self.num_open += 1
+
+    @property
+    def usage(self) -> StreamEnd:
+        """What it has cost so far."""
+        return StreamEnd(len(self.request.prompt_token_ids), self.num_output_tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far, over all outputs."""
+        return sum(output.sequence.num_output_tokens for output in self.outputs)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no output owns blocks."""
+        return all(o.sequence.status is not SequenceStatus.RUNNING for o in self.outputs)
+
+
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """What a step brought to one job."""
+    """What a step brought to one output."""
 
-    job: Job
+    output: Output
     token: Token
     finish: Finish | None
 
@@ -84,7 +112,7 @@ class _Taken:
     """A step that was taken: what it brought, and its time on the worker's thread."""
 
     step: Step
-    jobs: list[Job]
+    outputs: list[Output]
     """Of each of the step's parts."""
     sampled: list[_Sampled]
     began_s: float
@@ -93,9 +121,9 @@ class _Taken:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """A job whose blocks are free, and whose reader is still to be told how it ended."""
+    """An output whose blocks are free, and whose reader is still to be told how it ended."""
 
-    job: Job
+    output: Output
     how: Finish | StreamsrvError | None
     """None is a cancel."""
     last: Token | None = None
@@ -141,7 +169,7 @@ class Worker:
         self._on_step = on_step
         self._cache: CacheSpec | None = None
         self._scheduler: Scheduler | None = None
-        self._jobs: dict[int, Job] = {}  # by sequence id: every job that has not ended
+        self._outputs: dict[int, Output] = {}  # by sequence id: every output that has not ended
         self._to_abort: list[tuple[Job, StreamsrvError | None]] = []
         self._wake = asyncio.Event()
         self._ready = asyncio.Event()
@@ -162,9 +190,9 @@ class Worker:
         return self._cache
 
     @property
-    def num_jobs(self) -> int:
-        """Jobs that have not ended."""
-        return len(self._jobs)
+    def num_outputs(self) -> int:
+        """Outputs that have not ended."""
+        return len(self._outputs)
 
     @property
     def waiting(self) -> Iterable[Sequence]:
@@ -173,7 +201,7 @@ class Worker:
 
     @property
     def num_waiting(self) -> int:
-        """Jobs that own no blocks."""
+        """Outputs that own no blocks."""
         return self._scheduler.num_waiting if self._scheduler else 0
 
     @property
@@ -206,7 +234,7 @@ class Worker:
         """Hold the books against each other; for tests and idle moments."""
         if self._scheduler is not None:
             self._scheduler.check_integrity()
-            assert self._scheduler.num_waiting + self._scheduler.num_running == len(self._jobs)
+            assert self._scheduler.num_waiting + self._scheduler.num_running == len(self._outputs)
 
     def submit(self, job: Job) -> None:
         """Queue a job.
@@ -217,8 +245,9 @@ class Worker:
         """
         if self._scheduler is None or self._state is not WorkerState.READY:
             raise WorkerLostError("it is being restarted")
-        self._jobs[job.sequence.sequence_id] = job
-        self._scheduler.add(job.sequence)
+        for output in job.outputs:
+            self._outputs[output.sequence.sequence_id] = output
+            self._scheduler.add(output.sequence)
         self._wake.set()
 
     def abort(self, job: Job, error: StreamsrvError | None = None) -> None:
@@ -228,8 +257,9 @@ class Worker:
         """
         if job.done.is_set():
             return
-        if job.sequence.status is SequenceStatus.WAITING:
-            self._end(job, error or _cancelled(job))
+        if job.is_waiting:
+            for output in _open(job):
+                self._end(output, error or _cancelled(output))
         else:
             if error is not None:
                 self._tell(job, error)
@@ -238,8 +268,8 @@ class Worker:
 
     async def wait_idle(self) -> None:
         """Wait until every job has ended."""
-        while self._jobs:
-            await next(iter(self._jobs.values())).done.wait()
+        while self._outputs:
+            await next(iter(self._outputs.values())).job.done.wait()
 
     async def wait_ready(self) -> None:
         """Wait until it takes steps."""
@@ -310,8 +340,8 @@ class Worker:
             finally:
                 self._tell_of(taken, endings)
             if flight is None:
-                if self._jobs:
-                    raise EngineError(f"{len(self._jobs)} requests wait for a step that never comes")
+                if self._outputs:
+                    raise EngineError(f"{len(self._outputs)} outputs wait for a step that never comes")
                 taken = None
                 await self._wake.wait()
                 continue
@@ -325,8 +355,8 @@ class Worker:
     def _launch(
         self, thread: EngineThread, context: ExecutionContext, step: Step
     ) -> "asyncio.Future[_Taken]":
-        jobs = [self._jobs[part.sequence.sequence_id] for part in step.parts]
-        flight = thread.call(_take_step, context, step, jobs, self._clock)
+        outputs = [self._outputs[part.sequence.sequence_id] for part in step.parts]
+        flight = thread.call(_take_step, context, step, outputs, self._clock)
         thread.let_begin()
         return flight
 
@@ -336,58 +366,61 @@ class Worker:
         if taken is not None:
             scheduler.update(taken.step, [s.token.token_id for s in taken.sampled])
             endings += [
-                _Ending(s.job, s.finish, s.token)
+                _Ending(s.output, s.finish, s.token)
                 for s in taken.sampled
-                if s.finish is not None and not s.job.stream.log.ended
+                if s.finish is not None and not s.output.job.stream.log.ended
             ]
             for ending in endings:
-                scheduler.finish(ending.job.sequence)
+                scheduler.finish(ending.output.sequence)
         aborts, self._to_abort = self._to_abort, []
         for job, error in [*aborts, *self._expired()]:
-            if job.sequence.status is not SequenceStatus.FINISHED:
-                scheduler.finish(job.sequence)
-                endings.append(_Ending(job, error))
+            for output in _open(job):
+                scheduler.finish(output.sequence)
+                endings.append(_Ending(output, error))
         return endings
 
     def _expired(self) -> list[tuple[Job, StreamsrvError]]:
         now = self._clock()
-        return [
-            (job, DeadlinePassedError(started=job.sequence.num_output_tokens > 0))
-            for job in self._jobs.values()
-            if job.sequence.request.deadline_s is not None and job.sequence.request.deadline_s <= now
-        ]
+        expired = {
+            output.job: None  # once, and in order
+            for output in self._outputs.values()
+            if output.job.request.deadline_s is not None and output.job.request.deadline_s <= now
+        }
+        return [(job, DeadlinePassedError(started=job.num_output_tokens > 0)) for job in expired]
 
     def _tell_of(self, taken: _Taken | None, endings: list[_Ending]) -> None:
         """Pass on what a step has brought, and who has ended."""
         report = None if taken is None else self._report(taken)
         for s in taken.sampled if taken is not None else ():
-            if s.finish is None and not s.job.stream.log.ended:  # else it was told to end during the step
-                s.job.stream.log.append(s.token)
+            log = s.output.job.stream.log
+            if s.finish is None and not log.ended:  # else it was told to end during the step
+                log.append(s.token)
         for ending in endings:
-            self._end(ending.job, ending.how or _cancelled(ending.job), ending.last)
+            self._end(ending.output, ending.how or _cancelled(ending.output), ending.last)
         if report is not None:
             self._on_step(report)
 
     def _report(self, taken: _Taken) -> StepReport:
         """Note what a step has brought to each request's progress, and sum it up."""
         queue_times_s, first_tokens_s, num_prompt_tokens = [], [], 0
-        for job in taken.jobs:
-            progress = job.stream.progress
+        for output in taken.outputs:
+            progress = output.job.stream.progress
             if progress.started_s is None:
                 progress.started_s = taken.began_s
                 queue_times_s.append(taken.began_s - progress.arrived_s)
         now = self._clock()
         gaps_s: dict[float, int] = {}
         for s in taken.sampled:
-            progress = s.job.stream.progress
+            progress = s.output.job.stream.progress
             if progress.last_token_s is None:
                 progress.first_token_s = now
                 first_tokens_s.append(now - progress.arrived_s)
-                num_prompt_tokens += s.job.sequence.num_prompt_tokens
+                num_prompt_tokens += s.output.sequence.num_prompt_tokens
             else:
                 gap_s = now - progress.last_token_s
                 gaps_s[gap_s] = gaps_s.get(gap_s, 0) + 1
             progress.last_token_s = now
+            progress.num_output_tokens += 1
         return StepReport(
             taken.ended_s - taken.began_s,
             taken.step.batch.num_sequences,
@@ -399,30 +432,47 @@ class Worker:
             gaps_s,
         )
 
-    def _end(self, job: Job, how: Finish | StreamsrvError, last: Token | None = None) -> None:
-        """The one place where a job ends: blocks first, then the reader is told, if it has not been."""
-        if self._scheduler is not None and job.sequence.status is not SequenceStatus.FINISHED:
-            self._scheduler.finish(job.sequence)
-        del self._jobs[job.sequence.sequence_id]
-        self._tell(job, how, last)
-        job.done.set()
-        self._on_end(job)
+    def _end(self, output: Output, how: Finish | StreamsrvError, last: Token | None = None) -> None:
+        """The one place where an output ends: blocks first, then the reader is told, if it has not been."""
+        job = output.job
+        if self._scheduler is not None and output.sequence.status is not SequenceStatus.FINISHED:
+            self._scheduler.finish(output.sequence)
+        del self._outputs[output.sequence.sequence_id]
+        job.num_open -= 1
+        self._tell(job, how, output, last)
+        if job.num_open == 0:
+            job.done.set()
+            self._on_end(job)
 
-    def _tell(self, job: Job, how: Finish | StreamsrvError, last: Token | None = None) -> None:
+    def _tell(
+        self,
+        job: Job,
+        how: Finish | StreamsrvError,
+        output: Output | None = None,
+        last: Token | None = None,
+    ) -> None:
+        """Tell a stream of the end of an output, or of the fault that ends them all."""
         if job.stream.log.ended:
             return
-        progress = job.stream.progress
-        progress.ended_s, progress.outcome = self._clock(), how
-        progress.num_output_tokens = job.sequence.num_output_tokens
-        tokens = [last] if last else []
         if isinstance(how, Finish):
-            job.stream.log.append(*tokens, OutputEnd(0, how), job.usage)
+            assert output is not None
+            elements: list[Element] = [last] if last else []
+            elements.append(OutputEnd(output.index, how))
+            if job.num_open == 0:
+                self._note_end(job, how)
+                elements.append(job.usage)
+            job.stream.log.append(*elements)
         else:
+            self._note_end(job, how)
             job.stream.log.fail(how)
 
+    def _note_end(self, job: Job, how: Finish | StreamsrvError) -> None:
+        progress = job.stream.progress
+        progress.ended_s, progress.outcome = self._clock(), how
+
     def _end_all(self, error: StreamsrvError) -> None:
-        for job in list(self._jobs.values()):
-            self._end(job, error)
+        for output in list(self._outputs.values()):
+            self._end(output, error)
         self._to_abort.clear()
 
     def _lose(self, error: Exception) -> None:
@@ -447,27 +497,34 @@ def _close_contexts(made: list[ExecutionContext]) -> None:
         context.close()
 
 
-def _cancelled(job: Job) -> Finish:
-    return Finish(FinishReason.CANCELLED, text=job.detokenizer.flush())
+def _open(job: Job) -> list[Output]:
+    """The outputs of a job that have not ended."""
+    return [output for output in job.outputs if output.sequence.status is not SequenceStatus.FINISHED]
 
 
-def _take_step(context: ExecutionContext, step: Step, jobs: list[Job], clock: Callable[[], float]) -> _Taken:
-    """Compute, sample and detokenise; on the worker's thread. `jobs` are those of the step's parts."""
+def _cancelled(output: Output) -> Finish:
+    return Finish(FinishReason.CANCELLED, text=output.detokenizer.flush())
+
+
+def _take_step(
+    context: ExecutionContext, step: Step, outputs: list[Output], clock: Callable[[], float]
+) -> _Taken:
+    """Compute, sample and detokenise; on the worker's thread. `outputs` are those of the step's parts."""
     began_s = clock()
-    sampling = [job for job, part in zip(jobs, step.parts, strict=True) if part.samples]
-    rows, batch = [job.row_sampling() for job in sampling], step.batch
+    sampling = [output for output, part in zip(outputs, step.parts, strict=True) if part.samples]
+    rows, batch = [output.row_sampling() for output in sampling], step.batch
     if context.num_candidates:
         in_full = np.array([needs_full_row(row, context.num_candidates) for row in rows], np.bool_)
         batch = replace(batch, full_rows=in_full)
     token_ids = sample(context.step(batch), rows)
-    sampled = [_accept(job, token_id) for job, token_id in zip(sampling, token_ids, strict=True)]
-    return _Taken(step, jobs, sampled, began_s, clock())
+    sampled = [_accept(output, token_id) for output, token_id in zip(sampling, token_ids, strict=True)]
+    return _Taken(step, outputs, sampled, began_s, clock())
 
 
-def _accept(job: Job, token_id: int) -> _Sampled:
-    sequence, detokenizer = job.sequence, job.detokenizer
+def _accept(output: Output, token_id: int) -> _Sampled:
+    sequence, detokenizer = output.sequence, output.detokenizer
     text = detokenizer.push(token_id, may_stop=sequence.may_stop_next)
     finish = sequence.finish_by(token_id, detokenizer.matched_stop)
     if finish is not None:
         finish = Finish(finish.reason, finish.matched, detokenizer.flush())
-    return _Sampled(job, Token(0, token_id, text), finish)
+    return _Sampled(output, Token(output.index, token_id, text), finish)

@@ -92,18 +92,19 @@ class Fixture:
             deadline_s=deadline_s,
         )
         eos = frozenset({self.engine.eos_token_id})
-        job = Job(
+        stream = Stream(
+            number,
+            number,
+            StreamLog(LogMemory(1 << 30)),
+            caller=Caller("test"),
+            output=request.output,
+            num_prompt_tokens=3,
+        )
+        job = Job(request, stream)
+        job.add(
             Sequence(self._num_jobs, request, max_tokens=max_tokens, eos_token_ids=eos),
             Detokenizer(self._tokenizer),
             np.random.default_rng(0),
-            Stream(
-                number,
-                number,
-                StreamLog(LogMemory(1 << 30)),
-                caller=Caller("test"),
-                output=request.output,
-                num_prompt_tokens=3,
-            ),
         )
         self._num_jobs += 1
         self.worker.submit(job)
