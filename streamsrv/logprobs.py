@@ -32,7 +32,7 @@ class RowLogprobs:
     """One row of logits, read before sampling may change it."""
 
     def __init__(self, logits: FloatArray, num_top: int, token_bytes: Callable[[int], bytes]) -> None:
-        """`logits` is [vocab_size]; it is copied. `num_top` most probable tokens are wanted with their texts."""
+        """`logits` is [vocab_size]; it is copied. `num_top` most probable tokens are wanted, too."""
         self._logits = logits.astype(np.float64)
         top = self._logits.max()
         self._log_sum = float(top + np.log(np.exp(self._logits - top).sum()))

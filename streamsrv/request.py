@@ -46,9 +46,9 @@ def _require(ok: bool, name: str, description: str) -> None:
 class SamplingParams:
     """How a token is chosen.
 
-    In order: logit_bias, repetition_penalty, presence and frequency penalties, banned and allowed tokens (with
-    what a constraint allows), temperature, top_k, top_p, min_p, typical_p, then one draw. `limits` are those of
-    the server.
+    In order: logit_bias, repetition_penalty, presence and frequency penalties, banned and allowed tokens and
+    what a constraint allows, temperature, top_k, top_p, min_p, typical_p, then one draw. `limits` are those
+    of the server.
 
     Raises:
         InvalidRequestError: a value is out of its range; the field is named as in the request message.
