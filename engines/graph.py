@@ -10,7 +10,7 @@ from engines.api import EngineError
 from engines.form import Dialect, GraphForm
 from engines.graph_builder import GraphBuilder
 from engines.graph_parts import CacheNodes, ProductNodes
-from engines.grouped_graph import BlockProducts, GroupedCache
+from engines.grouped_graph import BlockProducts, GroupedCache, use_own_nodes
 from engines.linear_graph import RowCache, StandardProducts
 from engines.options import Precision, WeightFormat
 from engines.paged_graph import OwnProducts, PagedCache
@@ -76,15 +76,13 @@ def write_model(
 
     """
     cache, products = GRAPH_PARTS[form.dialect](form)
-    if form.dialect is Dialect.GROUPED and not spec.is_uniform:
-        raise EngineError(
-            f"{spec.name} has no graph {form.label}: its layers attend to windows or in scales of their own, "
-            "which is only written in standard nodes so far; choose precision f32"
-        )
     with WeightFile(path.with_suffix(".weights")) as file:
         graph = GraphBuilder(spec, source, file, form)
         _Decoder(graph, cache, products).build(progress or (lambda _: None))
-    path.write_bytes(graph.model().SerializeToString())
+    model = graph.model()
+    if form.dialect is Dialect.GROUPED:
+        use_own_nodes(model)
+    path.write_bytes(model.SerializeToString())
 
 
 class _Decoder:

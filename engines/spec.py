@@ -94,14 +94,6 @@ class ModelSpec:
     embed_scale: float = 1.0
     """What the embeddings are multiplied by as a token's input; not as the output projection."""
 
-    @property
-    def is_uniform(self) -> bool:
-        """Whether attention is the same in all layers and as usual.
-
-        That is: to the whole past, with one rotary embedding, scaled by 1 / sqrt(head_dim).
-        """
-        return self.window is None and self.attention_scale is None
-
     def has_window(self, layer: int) -> bool:
         """Tell whether a layer attends to the window only."""
         return self.window is not None and layer in self.window.layers

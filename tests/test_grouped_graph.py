@@ -123,7 +123,7 @@ def write(checkpoint: Path, path: Path, form: GraphForm) -> ModelSpec:
         return opened.spec
 
 
-@pytest.fixture(params=tiny.TINY_MODELS, ids=lambda model: model.name)
+@pytest.fixture(params=tiny.EVERY_MODEL, ids=lambda model: model.name)
 def tiny_paths(request: pytest.FixtureRequest, tiny_models: dict[str, TinyPaths]) -> TinyPaths:
     return tiny_models[request.param.name]
 
@@ -255,6 +255,13 @@ def test_logits_come_for_any_tokens_in_any_order(llama: Path, make_decoder: Make
     for wanted in ([15], [9, 2, 2, 0], list(range(15, -1, -1))):
         decoder.lengths = [0]
         assert_near(decoder.run([IDS[:16]], logit_rows=wanted), whole[wanted])
+
+
+def test_attention_in_a_scale_of_its_own_gives_the_oracles_logits(
+    tmp_path: Path, make_decoder: MakeDecoder
+) -> None:
+    folder = tiny.write_hf(tiny.GEMMA3_SCALED, tmp_path / "scaled")
+    assert_near(make_decoder(folder).logits(IDS[:40]), oracle_of(folder).logits(IDS[:40]))
 
 
 # Weights of few bits
