@@ -599,6 +599,13 @@ def test_threads_follow_the_setting_and_else_the_processors_allowed(
     assert threads(replace(EXACT, num_threads=1)) == 1
 
 
+def test_threads_do_not_stay_awake_after_a_step(llama: Path, open_engine: OpenEngine) -> None:
+    session = open_engine(llama, EXACT)._session
+    assert session is not None
+    settings = session.get_session_options()
+    assert int(settings.get_session_config_entry("session.intra_op.spin_duration_us")) < 100
+
+
 def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "engines.ort")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
