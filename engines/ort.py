@@ -326,7 +326,7 @@ def _form(options: EngineOptions) -> GraphForm:
     ):
         if asked not in allowed:
             names = ", ".join(kind.value for kind in allowed)
-            raise EngineError(f"the {ENGINE_NAME} engine does not {what} {asked.value}; it may be {names}")
+            raise EngineError(f"the {ENGINE_NAME} engine does not {what} {asked.value}; choose of {names}")
     # The fast form rounds activations to 8 bits before weights of few bits. Asked for f32, that is not done.
     dialect = Dialect.LINEAR if options.precision is Precision.F32 else Dialect.GROUPED
     return GraphForm(dialect, weights, Precision.F32)

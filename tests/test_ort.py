@@ -616,11 +616,11 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weights": WeightFormat.FP8}, "hold weights as fp8; it may be int8, int4, float32"),
+        ({"weights": WeightFormat.FP8}, "hold weights as fp8; choose of int8, int4, float32"),
         ({"weights": WeightFormat.F16}, "hold weights as f16"),
         ({"weights": WeightFormat.BF16}, "hold weights as bf16"),
-        ({"precision": Precision.BF16}, "compute in bf16; it may be auto, f32"),
-        ({"cache_type": CacheType.U8}, "keep keys and values as u8; it may be auto, f32"),
+        ({"precision": Precision.BF16}, "compute in bf16; choose of auto, f32"),
+        ({"cache_type": CacheType.U8}, "keep keys and values as u8; choose of auto, f32"),
     ],
 )
 def test_what_it_does_not_have_is_refused_with_what_it_has(
