@@ -76,6 +76,15 @@ class CacheSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """The first `num_tokens` tokens of one block, to be copied to another before a step."""
+
+    source: int
+    target: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepBatch:
     """The tokens to compute in one step: B sequences, T tokens in all, R rows of logits wanted.
 
@@ -99,6 +108,8 @@ class StepBatch:
     """[R] indices into token_ids whose next-token logits are wanted, ascending; R may be 0."""
     full_rows: NDArray[np.bool_] | None = None
     """[R] which of them are wanted in full from an engine that gives candidates; None is all."""
+    copies: tuple[BlockCopy, ...] = ()
+    """What to copy before anything is computed, in order; only where a block is as long as a sequence."""
 
     @property
     def num_sequences(self) -> int:

@@ -1,26 +1,129 @@
 """Which tokens are computed in the next step. Synchronous and pure: no clock, thread or engine in here."""
 
-from collections import deque
-from collections.abc import Iterable
+from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 
-from engines.api import CacheSpec, StepBatch
-from streamsrv.blocks import BlockPool
+from engines.api import BlockCopy, CacheSpec, StepBatch
+from streamsrv.caller_shares import CallerShares
+from streamsrv.paged_cache import PagedCache
+from streamsrv.row_cache import RowCache
 from streamsrv.sequence import Sequence, SequenceStatus
+from streamsrv.waiting_line import WaitingLine
+
+AGEING_S_PER_LEVEL = 1.0
+"""Seconds of waiting that are worth as much as one level of priority."""
+MAX_PROMPT_LOGITS = 64
+"""Rows of logits of a step for tokens of prompts; the last token's, which is sampled from, is no such."""
+# A sequence waits for what another computes at most so often: each time that may end before it is done.
+_MOST_WAITS = 4
+_NO_GUESSES: Mapping[int, Seq[int]] = MappingProxyType({})
+
+
+class SequenceCache(Protocol):
+    """Who has which block: what a scheduler needs of a cache, paged or in rows."""
+
+    @property
+    def least_gain(self) -> int:
+        """Tokens that are worth waiting for until another sequence has computed them."""
+        ...
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that no sequence owns."""
+        ...
+
+    @property
+    def num_evictions(self) -> int:
+        """How often what could have been found was given up."""
+        ...
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that so many tokens of one sequence take."""
+        ...
+
+    def num_findable(self, sequence: Sequence) -> int:
+        """Count a sequence's leading tokens that need not be computed now."""
+        ...
+
+    def num_common(self, sequence: Sequence, other: Sequence) -> int:
+        """Count a sequence's leading tokens that it need not compute once `other` has computed all of its."""
+        ...
+
+    def admit(self, sequence: Sequence) -> int | None:
+        """Give a sequence blocks for its tokens; how many they hold already, or None if too few are free."""
+        ...
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Give a sequence what it lacks to hold `num_tokens`; False, and nothing, if too few are free."""
+        ...
+
+    def note_computed(self, sequence: Sequence, num_new: int) -> None:
+        """Book a sequence's last `num_new` computed tokens."""
+        ...
+
+    def release(self, sequence: Sequence, *, keep: bool) -> None:
+        """Take a sequence's blocks back; with `keep` what they hold can be found."""
+        ...
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """What the next step has to copy first, each copy once."""
+        ...
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Hold the books against the running sequences."""
+        ...
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """What has happened since the start."""
+
+    num_preemptions: int = 0
+    """How often a sequence had to give its blocks back."""
+    num_cache_hits: int = 0
+    """Sequences that found the beginning of their prompt in the cache."""
+    num_cached_tokens: int = 0
+    """Tokens of prompts that were found there."""
+    num_evictions: int = 0
+    """How often a block that could have been found was given to another use."""
+    num_guessed_tokens: int = 0
+    """Guesses that were verified."""
+    num_accepted_tokens: int = 0
+    """Guesses that were right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scheduled:
-    """A sequence's part in a step."""
+    """A sequence's part in a step.
+
+    Its rows of logits are, in this order, those of the prompt's tokens, of the last token, of the guesses.
+    """
 
     sequence: Sequence
     num_new: int
-    """Tokens to compute, at least 1."""
+    """Tokens to compute, at least 1; guesses come on top."""
     samples: bool
     """They catch up with all of its tokens, so that a token can be sampled after the step."""
+    guesses: tuple[int, ...] = ()
+    """What may follow its last token, computed to be verified."""
+    num_prompt_rows: int = 0
+    """Leading rows of logits that are wanted for the probabilities of the prompt's next tokens."""
+
+    @property
+    def num_drafts(self) -> int:
+        """How many guesses are verified."""
+        return len(self.guesses)
+
+    @property
+    def num_sampled_rows(self) -> int:
+        """Rows of logits to sample from: the last token's and each guess's, or none."""
+        return 1 + len(self.guesses) if self.samples else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +135,7 @@ class Step:
 
     @property
     def sampled(self) -> list[Sequence]:
-        """The sequences that get a token, in the order of the batch's logit rows."""
+        """The sequences that get a token, or several, in the order of the batch's logit rows."""
         return [part.sequence for part in self.parts if part.samples]
 
 
@@ -42,36 +145,64 @@ class Scheduler:
     There is no prefill or decode phase: each sequence's computed tokens catch up with its tokens.
     Running sequences come first, those that need one token before those in the middle of a prompt, so a
     long prompt fills what the budget leaves and never holds up a running stream for longer than a step.
-    Sequences start in the order of arrival, each when the blocks for the tokens that it has are free;
-    those for its output it takes as it goes. When blocks run out, the youngest gives its own back and
-    waits at the head of the queue; its tokens stay, are computed again, and its reader sees a pause and
-    nothing else.
+    Sequences start in the order of `WaitingLine`, each when the blocks for the tokens that it has are free;
+    those for its output it takes as it goes. When blocks run out, the youngest of the lowest priority gives
+    its own back and waits; its tokens stay, are computed again, and its reader sees a pause and nothing else.
+
+    Who is young or low is told by one number, a sequence's rank: the time of its arrival, less a second for
+    each level of its priority. So a sequence rises by one level a second, against all that come later, and
+    whoever has the lowest rank is neither overtaken nor preempted.
+
+    What was computed is found again where tokens and cache salt are equal, see `PagedCache` and `RowCache`.
+    A sequence whose beginning another one is computing waits for it rather than do the same.
     """
 
-    def __init__(self, cache: CacheSpec, *, max_running: int, max_step_tokens: int) -> None:
-        """`max_running` sequences take part in a step, `max_step_tokens` tokens at most are computed."""
+    def __init__(
+        self,
+        cache: CacheSpec,
+        *,
+        max_running: int,
+        max_step_tokens: int,
+        prefix_cache: bool = False,
+        whole_rows: bool = False,
+    ) -> None:
+        """Begin with an empty cache.
+
+        Args:
+            cache: the size of the engine's.
+            max_running: sequences that take part in a step.
+            max_step_tokens: tokens computed in a step.
+            prefix_cache: whether requests find what others have computed; outputs of one request always do.
+            whole_rows: whether a block is as long as any sequence, and the engine can copy one to another.
+
+        """
         if max_running < 1 or max_step_tokens < max_running:
             raise ValueError(
                 f"max_step_tokens ({max_step_tokens}) must be at least max_running ({max_running}), "
                 "and that at least 1"
             )
-        self._block_size = cache.block_size
-        self._pool = BlockPool(cache.num_blocks)
+        self._num_blocks = cache.num_blocks
+        self._cache: SequenceCache = (RowCache if whole_rows else PagedCache)(
+            cache.num_blocks, cache.block_size
+        )
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # in the order of arrival
-        self._num_preemptions = 0
+        self._prefix_cache = prefix_cache
+        self._shares = CallerShares()
+        self._line = WaitingLine(self._shares)
+        self._parked: list[_Parked] = []
+        self._running: list[Sequence] = []  # by rank
+        self._counters = SchedulerCounters()
 
     @property
     def waiting(self) -> Iterable[Sequence]:
-        """Sequences that own no blocks, the next one first."""
-        return iter(self._waiting)
+        """Sequences that own no blocks, in no particular order."""
+        return self._waiting()
 
     @property
     def num_waiting(self) -> int:
         """Sequences that own no blocks."""
-        return len(self._waiting)
+        return len(self._line) + len(self._parked)
 
     @property
     def num_running(self) -> int:
@@ -81,76 +212,106 @@ class Scheduler:
     @property
     def num_free_blocks(self) -> int:
         """Blocks that no sequence owns."""
-        return self._pool.num_free
+        return self._cache.num_free_blocks
 
     @property
     def num_preemptions(self) -> int:
         """How often a sequence had to give its blocks back, since the start."""
-        return self._num_preemptions
+        return self._counters.num_preemptions
+
+    @property
+    def counters(self) -> SchedulerCounters:
+        """What has happened since the start, as of now."""
+        return replace(self._counters, num_evictions=self._cache.num_evictions)
 
     @property
     def has_work(self) -> bool:
         """Whether a step would compute anything."""
-        return bool(self._waiting or self._running)
+        return bool(self._line or self._parked or self._running)
 
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence.
+    def add(self, sequence: Sequence, *, caller: str = "", now_s: float = 0.0) -> None:
+        """Queue a sequence for a caller. Of a request with several outputs the first one comes first.
 
         Its tokens, prompt and output together, must fit in the cache: whoever admits requests sees to it.
+        `now_s` is on any clock that never goes back, the same as that of the deadlines.
         """
         assert sequence.status is SequenceStatus.WAITING
-        needed = self._blocks_for(sequence.num_prompt_tokens + sequence.max_tokens)
-        assert needed <= self._pool.num_blocks, "a sequence that can never fit was admitted"
-        self._waiting.append(sequence)
+        needed = self._cache.blocks_for(sequence.num_prompt_tokens + sequence.max_tokens)
+        assert needed <= self._num_blocks, "a sequence that can never fit was admitted"
+        sequence.caller, sequence.arrived_s = caller, now_s
+        sequence.rank = now_s - AGEING_S_PER_LEVEL * sequence.priority, sequence.sequence_id
+        sequence.set_space(shared=self._is_shared(sequence))
+        self._shares.enter(caller)
+        self._line.add(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """End a sequence between two steps, wherever it stands; its blocks are free at once."""
         if sequence.status is SequenceStatus.RUNNING:
             self._running.remove(sequence)
             self._release(sequence)
+        elif any(parked.sequence is sequence for parked in self._parked):
+            self._parked = [parked for parked in self._parked if parked.sequence is not sequence]
         else:
-            self._waiting.remove(sequence)
+            self._line.remove(sequence)
+        self._shares.leave(sequence.caller)
         sequence.move_to(SequenceStatus.FINISHED)
 
-    def schedule(self) -> Step | None:
-        """Form the next step, or None when there is nothing to compute."""
-        budget = self._max_step_tokens
+    def schedule(self, guesses: Mapping[int, Seq[int]] = _NO_GUESSES) -> Step | None:
+        """Form the next step, or None when there is nothing to compute.
+
+        `guesses` are the tokens that may follow the last one of a sequence, by its id. As many are computed,
+        to be verified, as the budget and the free blocks leave when everybody has its own tokens.
+        """
+        room = _Room(self._max_step_tokens, MAX_PROMPT_LOGITS)
         parts: list[Scheduled] = []
-        # A stable sort: one-token sequences first, each kind in the order of arrival.
-        for sequence in sorted(self._running, key=lambda s: s.num_uncomputed > 1):
-            if budget == 0:
+        for sequence in sorted(self._running, key=_turn):
+            if room.num_tokens == 0:
                 break
             if sequence.status is not SequenceStatus.RUNNING:
                 continue  # preempted for one before it
-            num_new = _piece(sequence.num_uncomputed, budget)
-            if not self._grow(sequence, num_new, parts):
-                continue
-            parts.append(_part(sequence, num_new))
-            budget -= num_new
-        while self._waiting and budget > 0 and len(self._running) < self._max_running:
-            sequence = self._waiting[0]
-            blocks = self._pool.allocate(self._blocks_for(sequence.num_tokens))
-            if blocks is None:
+            num_new = room.piece(sequence)
+            if num_new and self._grow(sequence, sequence.num_computed + num_new, parts):
+                parts.append(room.take(sequence, num_new))
+        self._unpark()
+        while room.num_tokens > 0 and len(self._running) < self._max_running:
+            sequence_or_none = self._line.head()
+            if sequence_or_none is None:
                 break
-            self._waiting.popleft()
-            sequence.block_ids = blocks
-            sequence.move_to(SequenceStatus.RUNNING)
-            self._insert_running(sequence)
-            num_new = _piece(sequence.num_uncomputed, budget)
-            parts.append(_part(sequence, num_new))
-            budget -= num_new
-        return Step(tuple(parts), _batch(parts)) if parts else None
+            sequence = sequence_or_none
+            if self._park(sequence):
+                continue
+            if not room.piece(sequence) or not self._start(sequence):
+                break
+            parts.append(room.take(sequence, room.piece(sequence)))
+        if guesses:
+            parts = [self._with_guesses(part, guesses, room) for part in parts]
+        return Step(tuple(parts), _batch(parts, self._cache.take_copies())) if parts else None
 
-    def update(self, step: Step, token_ids: Seq[int]) -> None:
-        """Book a step that was computed: `token_ids` are those sampled, one for each of `step.sampled`.
+    def update(self, step: Step, tokens: Seq[int | Seq[int]]) -> None:
+        """Book a step that was computed: `tokens` are those sampled, for each of `step.sampled`.
 
-        Whoever finds that a sequence has ended calls `finish` for it afterwards.
+        One, or several: the guesses that were accepted and the token after them, and any that are certain to
+        follow. Whoever finds that a sequence has ended calls `finish` for it afterwards.
         """
-        tokens = iter(token_ids)
+        brought = iter(tokens)
         for part in step.parts:
-            part.sequence.num_computed += part.num_new
+            sequence, num_new = part.sequence, part.num_new
+            sequence.num_prompt_logits += part.num_prompt_rows
             if part.samples:
-                part.sequence.token_ids.append(next(tokens))
+                new = next(brought)
+                new = (new,) if isinstance(new, int) else new
+                num_right = _num_equal(part.guesses, new[:-1])
+                sequence.token_ids.extend(new)
+                sequence.num_guessed_tokens += part.num_drafts
+                sequence.num_accepted_tokens += num_right
+                self._counters.num_guessed_tokens += part.num_drafts
+                self._counters.num_accepted_tokens += num_right
+                num_new += num_right
+            sequence.num_computed += num_new
+            self._cache.note_computed(sequence, num_new)
+            if sequence.num_computed > sequence.num_charged:  # else it was computed before
+                self._shares.charge(sequence.caller, sequence.num_computed - sequence.num_charged)
+                sequence.num_charged = sequence.num_computed
 
     def check_integrity(self) -> None:
         """Hold the books against each other; for tests and idle moments.
@@ -159,80 +320,195 @@ class Scheduler:
             AssertionError: a block is lost, or owned twice.
 
         """
-        self._pool.check_integrity(s.block_ids for s in self._running)
+        self._cache.check_integrity(self._running)
+        waiting = list(self._waiting())
+        assert len(waiting) == self.num_waiting
+        assert len({s.sequence_id for s in [*waiting, *self._running]}) == len(waiting) + len(self._running)
+        assert self._running == sorted(self._running, key=_rank)
         for sequence in self._running:
             assert sequence.status is SequenceStatus.RUNNING
-            assert len(sequence.block_ids) >= self._blocks_for(sequence.num_computed)
-        for sequence in self._waiting:
+            assert sequence.num_uncomputed > 0
+        for sequence in waiting:
             assert sequence.status is SequenceStatus.WAITING
             assert not sequence.block_ids
             assert sequence.num_computed == 0
+        self._shares.check_integrity([s.caller for s in [*waiting, *self._running]])
 
-    def _blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._block_size)
+    def _waiting(self) -> Iterator[Sequence]:
+        yield from self._line
+        for parked in self._parked:
+            yield parked.sequence
 
-    def _grow(self, sequence: Sequence, num_new: int, parts: list[Scheduled]) -> bool:
-        """Give a running sequence the blocks for `num_new` more tokens.
+    def _is_shared(self, sequence: Sequence) -> bool:
+        return self._prefix_cache and sequence.use_prefix_cache
 
-        Takes them from the youngest where none is free: False if that was the sequence itself.
+    def _start(self, sequence: Sequence) -> bool:
+        """Let the head of the line run, if its blocks are free."""
+        num_found = self._cache.admit(sequence)
+        if num_found is None:
+            return False
+        self._line.start(sequence)
+        sequence.num_computed = num_found
+        if not sequence.num_preemptions:
+            sequence.num_cached_tokens = sequence.num_charged = num_found
+            self._counters.num_cache_hits += num_found > 0
+            self._counters.num_cached_tokens += num_found
+        sequence.move_to(SequenceStatus.RUNNING)
+        insort(self._running, sequence, key=_rank)
+        return True
+
+    def _park(self, sequence: Sequence) -> bool:
+        """Let a sequence wait for one before it that is computing more of its beginning than can be found."""
+        if sequence.num_waits == _MOST_WAITS:
+            return False
+        most, host = self._cache.least_gain - 1, None
+        for other in self._running:
+            if other.rank > sequence.rank:
+                break
+            if other.is_in_prompt and other.space == sequence.space:
+                num_common = self._cache.num_common(sequence, other)
+                if num_common > max(most, other.num_computed):
+                    most, host = num_common, other
+        if host is None or self._cache.num_findable(sequence) + self._cache.least_gain > most:
+            return False
+        self._line.remove(sequence)
+        self._parked.append(_Parked(sequence, host, most))
+        sequence.num_waits += 1
+        return True
+
+    def _unpark(self) -> None:
+        """Put those back in line for whom all that they waited for is computed, or will not be."""
+        if self._parked and any(parked.is_over for parked in self._parked):
+            for parked in self._parked:
+                if parked.is_over:
+                    self._line.add(parked.sequence)
+            self._parked = [parked for parked in self._parked if not parked.is_over]
+
+    def _grow(self, sequence: Sequence, num_tokens: int, parts: list[Scheduled]) -> bool:
+        """Give a running sequence the blocks for `num_tokens`.
+
+        Takes them from the last in rank where none is free: False if that was the sequence itself.
         """
-        missing = self._blocks_for(sequence.num_computed + num_new) - len(sequence.block_ids)
-        while (blocks := self._pool.allocate(missing)) is None:
-            youngest = self._running[-1]
-            self._preempt(youngest)
-            if youngest is sequence:
+        while not self._cache.grow(sequence, num_tokens):
+            last = self._running[-1]
+            self._preempt(last)
+            if last is sequence:
                 return False
-            parts[:] = [part for part in parts if part.sequence is not youngest]
-        sequence.block_ids.extend(blocks)
+            parts[:] = [part for part in parts if part.sequence is not last]
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
         self._release(sequence)
         sequence.num_computed = 0
+        sequence.num_preemptions += 1
         sequence.move_to(SequenceStatus.WAITING)
-        self._waiting.appendleft(sequence)
-        self._num_preemptions += 1
+        self._line.add(sequence)
+        self._counters.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
-        self._pool.release(sequence.block_ids)
-        sequence.block_ids = []
+        self._cache.release(sequence, keep=self._is_shared(sequence))
 
-    def _insert_running(self, sequence: Sequence) -> None:
-        # One that was preempted comes back to its place by age; all others are the youngest anyway.
-        at = len(self._running)
-        while at > 0 and self._running[at - 1].sequence_id > sequence.sequence_id:
-            at -= 1
-        self._running.insert(at, sequence)
-
-
-def _piece(num_uncomputed: int, budget: int) -> int:
-    """Cut off what fits, but leave no last piece of one token.
-
-    Engines compute a single token by other kernels, which round differently, and what fits depends on the
-    neighbours: with this they do not change a sequence's output.
-    """
-    num_new = min(num_uncomputed, budget)
-    return num_new - 1 if num_uncomputed - num_new == 1 and num_new > 2 else num_new
+    def _with_guesses(self, part: Scheduled, guesses: Mapping[int, Seq[int]], room: "_Room") -> Scheduled:
+        """Add what is left room for of the guesses for a sequence: all that are accepted must be allowed."""
+        sequence = part.sequence
+        if not part.samples or not (own := guesses.get(sequence.sequence_id)):
+            return part
+        count = min(len(own), room.num_tokens, sequence.max_tokens - sequence.num_output_tokens - 1)
+        while count > 0 and not self._cache.grow(sequence, sequence.num_tokens + count):
+            count -= 1
+        if count <= 0:
+            return part
+        room.num_tokens -= count
+        return replace(part, guesses=tuple(own[:count]))
 
 
-def _part(sequence: Sequence, num_new: int) -> Scheduled:
-    return Scheduled(sequence, num_new, samples=num_new == sequence.num_uncomputed)
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    """A sequence that waits until another one has computed so many tokens."""
+
+    sequence: Sequence
+    host: Sequence
+    num_tokens: int
+
+    @property
+    def is_over(self) -> bool:
+        return self.host.status is not SequenceStatus.RUNNING or self.host.num_computed >= self.num_tokens
 
 
-def _batch(parts: list[Scheduled]) -> StepBatch:
+@dataclass(slots=True)
+class _Room:
+    """What a step has room for."""
+
+    num_tokens: int
+    num_prompt_rows: int
+
+    def piece(self, sequence: Sequence) -> int:
+        """How many of a sequence's tokens to compute; 0 if it has to wait for the next step.
+
+        Leaves no last piece of one token. Engines compute a single token by other kernels, which round
+        differently, and what fits depends on the neighbours: so they do not change a sequence's output.
+        """
+        most, left = self.num_tokens, sequence.num_uncomputed
+        if sequence.wants_prompt_logits and sequence.num_prompt_logits < sequence.num_prompt_tokens - 1:
+            if self.num_prompt_rows < 2:
+                return 0
+            most = min(most, sequence.num_prompt_logits + self.num_prompt_rows - sequence.num_computed)
+        num_new = min(left, most)
+        return num_new - 1 if left - num_new == 1 and num_new > 2 else num_new
+
+    def take(self, sequence: Sequence, num_new: int) -> Scheduled:
+        """Use the room for a piece."""
+        begin, end = sequence.num_computed, sequence.num_computed + num_new
+        num_rows = 0
+        if sequence.wants_prompt_logits:
+            begin = max(begin, sequence.num_prompt_logits)
+            num_rows = max(0, min(end, sequence.num_prompt_tokens - 1) - begin)
+        self.num_tokens -= num_new
+        self.num_prompt_rows -= num_rows
+        return Scheduled(
+            sequence, num_new, samples=num_new == sequence.num_uncomputed, num_prompt_rows=num_rows
+        )
+
+
+def _rank(sequence: Sequence) -> tuple[float, int]:
+    return sequence.rank
+
+
+def _turn(sequence: Sequence) -> tuple[bool, bool]:
+    # A stable sort by this keeps the ranks. A stream that needs several tokens at once (guaranteed by a
+    # grammar, or computed again) comes before the prompts.
+    return sequence.num_uncomputed > 1, sequence.is_in_prompt
+
+
+def _num_equal(guesses: Seq[int], tokens: Seq[int]) -> int:
+    count = 0
+    for guess, token in zip(guesses, tokens, strict=False):
+        if guess != token:
+            break
+        count += 1
+    return count
+
+
+def _batch(parts: list[Scheduled], copies: tuple[BlockCopy, ...]) -> StepBatch:
     token_ids: list[int] = []
     block_ids: list[int] = []
-    query_begins, block_begins, past_lens, logit_rows = [0], [0], [], []
+    logit_rows: list[int] = []
+    query_begins, block_begins, past_lens = [0], [0], []
     for part in parts:
         sequence, past = part.sequence, part.sequence.num_computed
+        if part.num_prompt_rows:
+            first = len(token_ids) + sequence.num_prompt_logits - past
+            logit_rows += range(first, first + part.num_prompt_rows)
         token_ids += sequence.token_ids[past : past + part.num_new]
+        if part.samples:
+            last = len(token_ids) - 1
+            token_ids += part.guesses
+            logit_rows += range(last, len(token_ids))
         block_ids += sequence.block_ids
         past_lens.append(past)
         query_begins.append(len(token_ids))
         block_begins.append(len(block_ids))
-        if part.samples:
-            logit_rows.append(len(token_ids) - 1)
     return StepBatch(
         token_ids=np.array(token_ids, np.int64),
         past_lens=np.array(past_lens, np.int32),
@@ -240,4 +516,5 @@ def _batch(parts: list[Scheduled]) -> StepBatch:
         block_ids=np.array(block_ids, np.int32),
         block_begins=np.array(block_begins, np.int32),
         logit_rows=np.array(logit_rows, np.int64),
+        copies=copies,
     )

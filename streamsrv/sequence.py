@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from hashlib import blake2b
 
 from streamsrv.request import GenerateRequest
 
@@ -52,9 +53,32 @@ class Sequence:
     """
 
     def __init__(
-        self, sequence_id: int, request: GenerateRequest, *, max_tokens: int, eos_token_ids: frozenset[int]
+        self,
+        sequence_id: int,
+        request: GenerateRequest,
+        *,
+        max_tokens: int,
+        eos_token_ids: frozenset[int],
+        group_id: int | None = None,
+        priority: int = 0,
+        use_prefix_cache: bool = True,
+        cache_salt: str = "",
+        wants_prompt_logits: bool = False,
     ) -> None:
-        """`max_tokens` is the request's, or what the context leaves; `eos_token_ids` are the model's."""
+        """Begin an output with the request's prompt.
+
+        Args:
+            sequence_id: ascending in the order of arrival.
+            request: what the caller asked for.
+            max_tokens: the request's, or what the context leaves.
+            eos_token_ids: the model's.
+            group_id: the same for all outputs of a request: the first one's `sequence_id`. None is its own.
+            priority: the higher first, where not all can be computed.
+            use_prefix_cache: whether it takes what others computed, and leaves them what it does.
+            cache_salt: only sequences of equal salt share.
+            wants_prompt_logits: whether the logits after each of the prompt's tokens are wanted.
+
+        """
         self.sequence_id = sequence_id
         """Ascending in the order of arrival."""
         self.request = request
@@ -63,6 +87,35 @@ class Sequence:
         self.num_prompt_tokens = len(self.token_ids)
         self.num_computed = 0
         self.block_ids: list[int] = []
+        self.group_id = sequence_id if group_id is None else group_id
+        self.priority = priority
+        self.use_prefix_cache = use_prefix_cache
+        self.cache_salt = cache_salt
+        self.wants_prompt_logits = wants_prompt_logits
+        self.num_prompt_logits = 0
+        """The prompt's leading tokens whose logits were given, if wanted."""
+        self.num_cached_tokens = 0
+        """The prompt's leading tokens that were found in the cache when it began."""
+        self.num_guessed_tokens = 0
+        """Guesses that were verified for it."""
+        self.num_accepted_tokens = 0
+        """Guesses that were right."""
+        self.num_charged = 0
+        """Its leading tokens that its caller's share has been charged with, or that were found."""
+        self.num_preemptions = 0
+        """How often it had to give its blocks back."""
+        self.num_waits = 0
+        """How often it waited for what another sequence was computing."""
+        self.caller = ""
+        """For whom it is; set by the scheduler."""
+        self.arrived_s = 0.0
+        """When it came to the scheduler, on the scheduler's clock in seconds; set by it."""
+        self.rank: tuple[float, int] = (0.0, sequence_id)
+        """Its place among all sequences, the first to be computed first; set by the scheduler."""
+        self.space = b""
+        """Digest of whom it shares the cache with; set by the scheduler."""
+        self.block_keys: list[bytes] = []
+        """What its leading full blocks are found by, as far as that was needed."""
         self._status = SequenceStatus.WAITING
         stop = request.stop
         self.stop_token_ids = stop.stop_token_ids | (frozenset() if stop.ignore_eos else eos_token_ids)
@@ -92,6 +145,27 @@ class Sequence:
     def num_uncomputed(self) -> int:
         """Tokens that are not in the cache yet; at least 1 while it is not finished."""
         return len(self.token_ids) - self.num_computed
+
+    @property
+    def is_in_prompt(self) -> bool:
+        """Whether some of the prompt is not in the cache yet."""
+        return self.num_computed < self.num_prompt_tokens
+
+    @property
+    def num_reusable(self) -> int:
+        """Leading tokens that need not be computed if they are found in the cache.
+
+        The last token's logits are always needed. A prompt leaves two tokens, as single ones are computed by
+        other kernels, which round differently; and all of those whose logits are wanted and not given yet.
+        """
+        if self.wants_prompt_logits and self.num_prompt_logits < self.num_prompt_tokens - 1:
+            return self.num_prompt_logits
+        return max(0, self.num_tokens - (1 if self.num_output_tokens else 2))
+
+    def set_space(self, *, shared: bool) -> None:
+        """Say whom it shares the cache with: all of its salt, or only the outputs of its own request."""
+        own = (self.cache_salt, b"salt") if shared else (str(self.group_id), b"request")
+        self.space = blake2b(own[0].encode(), digest_size=16, person=own[1]).digest()
 
     @property
     def may_stop_next(self) -> bool:

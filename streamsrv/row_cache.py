@@ -1,0 +1,182 @@
+"""The cache of an engine that keeps each sequence in a row of its own."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engines.api import BlockCopy
+from streamsrv.blocks import BlockPool
+from streamsrv.sequence import Sequence
+
+# Copying a row's beginning costs a step a few percent: for fewer tokens it does not pay.
+_LEAST_GAIN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What a row that nobody owns still holds."""
+
+    space: bytes
+    token_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """A row and how many tokens of a sequence it begins with."""
+
+    num_tokens: int
+    row: int
+    is_free: bool
+    num_lost: int
+    """Tokens that would be lost if the sequence took the row itself."""
+
+
+class RowCache:
+    """Gives each sequence one block, a row as long as the longest sequence.
+
+    A row is written by its owner alone, so it has one at a time. What others computed is had in two ways: a
+    free row that begins with the same tokens is taken over, and what follows in it is lost; or the beginning
+    is copied to another row, from a free one or from one at work.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._pool = BlockPool(num_blocks)
+        self._block_size = block_size
+        self._contents: dict[int, _Content] = {}  # of free rows that can be found; a row is its own key
+        self._owners: dict[int, Sequence] = {}
+        self._copies: list[BlockCopy] = []
+
+    @property
+    def least_gain(self) -> int:
+        """Tokens that are worth waiting for."""
+        return _LEAST_GAIN
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Rows that no sequence owns."""
+        return self._pool.num_free
+
+    @property
+    def num_evictions(self) -> int:
+        """How often a row that could have been found was given to another use."""
+        return self._pool.num_evictions
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Rows that so many tokens of one sequence take."""
+        return -(-num_tokens // self._block_size)
+
+    def num_findable(self, sequence: Sequence) -> int:
+        """Count a sequence's leading tokens that need not be computed now."""
+        best = self._best(sequence)
+        return best.num_tokens if best is not None else 0
+
+    def num_common(self, sequence: Sequence, other: Sequence) -> int:
+        """Count a sequence's leading tokens that it need not compute once `other` has computed all of its."""
+        return _num_common(sequence.token_ids, other.token_ids, sequence.num_reusable)
+
+    def admit(self, sequence: Sequence) -> int | None:
+        """Give a sequence a row.
+
+        Returns how many of its leading tokens the row holds, or will hold after what is to be copied, or
+        None if no row is free.
+        """
+        if not self._pool.num_free:
+            return None
+        best = self._best(sequence)
+        if best is None:
+            self._own(sequence, self._new_row())
+            return 0
+        is_last = self._pool.num_free == 1
+        if best.is_free and (is_last or best.num_lost <= best.num_tokens):
+            self._pool.take([best.row])
+            self._pool.unname(best.row)
+            del self._contents[best.row]
+            self._own(sequence, best.row)
+            return best.num_tokens
+        if best.num_tokens < _LEAST_GAIN:
+            self._own(sequence, self._new_row())
+            return 0
+        # Taken for a moment, so that it is not given away, and counts as just used.
+        if best.is_free:
+            self._pool.take([best.row])
+        row = self._new_row()
+        if best.is_free:
+            self._pool.release([best.row])
+        self._copies.append(BlockCopy(best.row, row, best.num_tokens))
+        self._own(sequence, row)
+        return best.num_tokens
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> bool:  # noqa: ARG002
+        """Do nothing: a row is as long as any sequence."""
+        return True
+
+    def note_computed(self, sequence: Sequence, num_new: int) -> None:
+        """Do nothing: a row at work is found by its owner's tokens."""
+
+    def release(self, sequence: Sequence, *, keep: bool) -> None:
+        """Take a sequence's row back; what it holds can be found from now on, with `keep`."""
+        (row,) = sequence.block_ids
+        del self._owners[row]
+        sequence.block_ids = []
+        if keep and sequence.num_computed:
+            self._contents[row] = _Content(sequence.space, sequence.token_ids[: sequence.num_computed])
+            self._pool.name(row, row)
+        self._pool.release([row])
+
+    def take_copies(self) -> tuple[BlockCopy, ...]:
+        """What the next step has to copy first, each copy once."""
+        copies, self._copies = tuple(self._copies), []
+        return copies
+
+    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
+        """Hold the books against the running sequences.
+
+        Raises:
+            AssertionError: a row is lost, or has two owners.
+
+        """
+        owners = {s.block_ids[0]: s for s in sequences}
+        assert owners == self._owners
+        self._pool.check_integrity([row] for row in owners)
+        assert len(self._contents) == self._pool.num_kept
+        assert all(self._pool.find(row) == row for row in self._contents)
+        assert all(self._pool.is_free(row) for row in self._contents)
+
+    def _new_row(self) -> int:
+        blocks = self._pool.allocate(1)
+        assert blocks is not None
+        self._contents.pop(blocks[0], None)
+        return blocks[0]
+
+    def _own(self, sequence: Sequence, row: int) -> None:
+        sequence.block_ids = [row]
+        self._owners[row] = sequence
+
+    def _best(self, sequence: Sequence) -> _Match | None:
+        """The row with the longest common beginning; of equal ones the one that loses least if taken."""
+        best, best_key = None, (0, 0)
+        tokens, most = sequence.token_ids, sequence.num_reusable
+        for row, content in self._contents.items():
+            if content.space == sequence.space and (count := _num_common(tokens, content.token_ids, most)):
+                num_lost = len(content.token_ids) - count
+                if (key := (count, -num_lost)) > best_key:
+                    best, best_key = _Match(count, row, True, num_lost), key
+        for row, owner in self._owners.items():
+            if owner.space == sequence.space:
+                count = _num_common(tokens, owner.token_ids, min(most, owner.num_computed))
+                if count > best_key[0]:
+                    best, best_key = _Match(count, row, False, 0), (count, 0)
+        return best
+
+
+def _num_common(first: list[int], second: list[int], most: int) -> int:
+    """How many leading tokens two lists share, at most `most`."""
+    most = min(most, len(first), len(second))
+    begin, width = 0, 16
+    while begin < most:
+        end = min(begin + width, most)
+        if first[begin:end] != second[begin:end]:
+            while first[begin] == second[begin]:
+                begin += 1
+            return begin
+        begin, width = end, 2 * width
+    return most
