@@ -269,7 +269,12 @@ class StreamIncompleteError(CallFailedError):
     reason = "STREAM_INCOMPLETE"
 
     def __init__(
-        self, cause: CallFailedError, *, stream_id: str, position: int, text: str, token_ids: tuple[int, ...]
+        self,
+        cause: CallFailedError,
+        *,
+        stream_id: str,
+        position: int,
+        outputs: tuple[tuple[str, tuple[int, ...]], ...],
     ) -> None:
         super().__init__(
             cause.code,
@@ -282,10 +287,10 @@ class StreamIncompleteError(CallFailedError):
         self.stream_id = stream_id
         self.position = position
         """The first position that was not received."""
-        self.text = text
-        """The first output's text up to there."""
-        self.token_ids = token_ids
-        """The first output's tokens up to there: prompt and these, as ids, are the prompt to go on from."""
+        self.outputs = outputs
+        """The text and the tokens of each output up to there."""
+        self.text, self.token_ids = outputs[0]
+        """The first output's, up to there: prompt and tokens, as ids, are the prompt to go on from."""
 
 
 class StreamCorruptError(StreamsrvError):

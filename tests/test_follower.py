@@ -14,9 +14,9 @@ from streamsrv.client import Chunk, make_request
 from streamsrv.client.follower import Follower, FollowState, GiveUp, NextCall
 from streamsrv.client.request import make_resumable
 from streamsrv.errors import CallFailedError, StreamCorruptError, StreamIncompleteError
-from streamsrv.request import Codec, OutputOptions
+from streamsrv.request import Codec, OutputOptions, ToolCall
 from streamsrv.sequence import Finish, FinishReason
-from streamsrv.stream import Element, OutputEnd, StreamEnd, Token
+from streamsrv.stream import Element, OutputEnd, PromptTokens, StreamEnd, Token, ToolCallMade
 from streamsrv.v1 import inference_pb2 as pb
 
 LOG: list[Element] = [Token(0, 10 + i, f"word{i} ") for i in range(30)]
@@ -43,13 +43,14 @@ STALLED = refused("ABORTED", "CONSUMER_STALLED")
 
 def follower(
     *,
+    num_outputs: int | None = None,
     window_s: float = WINDOW_S,
     max_retries: int = 3,
     deadline_s: float | None = None,
     chance: Callable[[], float] = lambda: 0.5,
 ) -> Follower:
     return Follower(
-        make_resumable(make_request("x"), window_s),
+        make_resumable(make_request("x", num_outputs=num_outputs), window_s),
         max_retries=max_retries,
         began_s=0.0,
         deadline_s=deadline_s,
@@ -98,7 +99,11 @@ def test_a_whole_stream_is_delivered_and_complete() -> None:
     machine.ended()
     assert machine.state is FollowState.COMPLETE
     assert (machine.text, machine.token_ids, machine.position) == (TEXT, IDS, len(LOG))
-    assert (machine.finish_reason, machine.matched, machine.first_token_s) == ("STOP", 2, 2.5)
+    assert (machine.outputs[0].finish_reason, machine.outputs[0].matched, machine.first_token_s) == (
+        "STOP",
+        2,
+        2.5,
+    )
     assert machine.usage == pb.Usage(num_prompt_tokens=3, num_completion_tokens=30)
     assert (machine.num_resumes, machine.num_resends) == (0, 0)
 
@@ -563,3 +568,31 @@ def test_whatever_breaks_nothing_is_lost_or_repeated_and_nothing_runs_twice_unno
     if all(fault is not Fault.FORGOTTEN for fault, *_ in plan):
         assert network.num_runs <= 1
     assert took_s <= (len(plan) + 1) * (2.0 + 1.0)
+
+
+def test_several_outputs_are_told_apart() -> None:
+    elements: list[Element] = [
+        PromptTokens((1, 2), "Say "),
+        Token(1, 5, "b"),
+        Token(0, 6, "a"),
+        Token(1, 7, "c"),
+        OutputEnd(1, Finish(FinishReason.LENGTH)),
+        ToolCallMade(0, ToolCall("call-0", "add", "{}")),
+        OutputEnd(0, Finish(FinishReason.STOP, matched="x")),
+        StreamEnd(2, 3),
+    ]
+    machine = follower(num_outputs=2)
+    machine.received(start(), 0.0)
+    machine.received(events(0, elements), 0.0)
+    machine.ended()
+    first, second = machine.outputs
+    assert (first.text, first.token_ids, first.finish_reason, first.matched) == ("a", [6], "STOP", "x")
+    assert [(call.id, call.name) for call in first.tool_calls] == [("call-0", "add")]
+    assert (second.text, second.token_ids, second.finish_reason) == ("bc", [5, 7], "LENGTH")
+    assert [piece.text for piece in machine.prompt] == ["Say "]
+    assert machine.num_tokens == 3
+
+
+def test_an_output_that_was_not_asked_for_breaks_the_contract() -> None:
+    with pytest.raises(StreamCorruptError, match="has an output 1, of 1 asked for"):
+        reading().received(events(0, [Token(1, 5, "b")]), 0.0)

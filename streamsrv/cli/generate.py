@@ -39,7 +39,21 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
     add("--top-k", type=int, metavar="N", help="keep the N best tokens")
     add("--top-p", type=float, metavar="X", help="keep the best tokens that have probability X together")
     add("--min-p", type=float, metavar="X", help="keep tokens at least X times as probable as the best")
+    add("--typical-p", type=float, metavar="X", help="keep the least surprising tokens of probability X")
+    add("--repetition-penalty", type=float, metavar="X", help="above 1: avoid tokens of prompt and output")
+    add("--presence-penalty", type=float, metavar="X", help="above 0: avoid tokens of the output")
+    add("--frequency-penalty", type=float, metavar="X", help="the same, for each time that they were said")
     add("--seed", type=int, metavar="N", help="makes sampling repeatable")
+    add("--outputs", type=int, metavar="N", help="make N outputs; each is printed when it is complete")
+    add("--logprobs", type=int, metavar="N", help="with --json: log probabilities, of the N best tokens, too")
+    constraint = generate.add_mutually_exclusive_group()
+    constraint.add_argument("--json-schema", metavar="SCHEMA", help="output JSON that this schema allows")
+    constraint.add_argument("--regex", metavar="REGEX", help="output what matches this regular expression")
+    constraint.add_argument("--lark", metavar="GRAMMAR", help="output what this Lark grammar allows")
+    constraint.add_argument(
+        "--choice", action="append", default=[], metavar="TEXT", help="output one of these; repeat for each"
+    )
+    add("--priority", type=int, metavar="N", help="from -100 to 100; the higher is computed first")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this; may be repeated")
     add("--ignore-eos", action="store_true", default=None, help="go on after end of text")
     add("--request-id", default="", metavar="ID", help="your own name for the request")
@@ -82,7 +96,19 @@ async def _stream(arguments: argparse.Namespace) -> None:
             top_k=arguments.top_k,
             top_p=arguments.top_p,
             min_p=arguments.min_p,
+            typical_p=arguments.typical_p,
+            repetition_penalty=arguments.repetition_penalty,
+            presence_penalty=arguments.presence_penalty,
+            frequency_penalty=arguments.frequency_penalty,
             seed=arguments.seed,
+            num_outputs=arguments.outputs,
+            logprobs=None if arguments.logprobs is None else True,
+            num_top_logprobs=arguments.logprobs,
+            json_schema=arguments.json_schema,
+            regex=arguments.regex,
+            lark=arguments.lark,
+            choices=arguments.choice,
+            priority=arguments.priority,
             max_tokens=arguments.max_tokens,
             min_tokens=arguments.min_tokens,
             stop=arguments.stop,
@@ -101,10 +127,11 @@ async def _stream(arguments: argparse.Namespace) -> None:
             async for chunk in stream:
                 if arguments.json:
                     print(json.dumps(_chunk_object(stream.stream_id, chunk)), flush=True)
-                else:
+                elif len(stream.outputs) == 1:
                     print(chunk.text, end="", flush=True)
         if not arguments.json:
-            print(flush=True)
+            several = [f"[{o.index}: {o.finish_reason}] {o.text}" for o in stream.outputs]
+            print("\n".join(several) if len(several) > 1 else "", flush=True)
     seconds = time.monotonic() - began_s
     first_s = stream.first_token_s or 0.0
     after_first_s = seconds - first_s
@@ -121,25 +148,14 @@ async def _stream(arguments: argparse.Namespace) -> None:
 
 
 def _chunk_object(stream_id: str, chunk: Any) -> dict[str, Any]:
-    """Lay a chunk out for `--json`: text and ids, and what ended where something did."""
-    from streamsrv.v1 import inference_pb2 as pb
+    """Lay a chunk out for `--json`: the first output's text and ids, and each event as protobuf has it."""
+    from google.protobuf.json_format import MessageToDict
 
-    result: dict[str, Any] = {
+    return {
         "stream_id": stream_id,
         "position": chunk.position,
         "text": chunk.text,
         "token_ids": chunk.token_ids,
         "num_bytes": chunk.num_bytes,
+        "events": [MessageToDict(event, preserving_proto_field_name=True) for event in chunk.events],
     }
-    for event in chunk.events:
-        kind = event.WhichOneof("kind")
-        if kind == "output_end":
-            reason = pb.FinishReason.Name(event.output_end.finish_reason)
-            result["finish_reason"] = reason.removeprefix("FINISH_REASON_")
-        elif kind == "stream_end":
-            usage = event.stream_end.usage
-            result["usage"] = {
-                "num_prompt_tokens": usage.num_prompt_tokens,
-                "num_completion_tokens": usage.num_completion_tokens,
-            }
-    return result

@@ -6,6 +6,7 @@ from enum import Enum
 
 from streamsrv.chunks import ChunkDecoder
 from streamsrv.client.chunk import Chunk
+from streamsrv.client.output import Output, output_index_of
 from streamsrv.errors import CallFailedError, StreamCorruptError, StreamIncompleteError
 from streamsrv.v1 import inference_pb2 as pb
 
@@ -81,8 +82,10 @@ class Follower:
         self.start: pb.StreamStart | None = None
         """The stream's first message."""
         self.stream_id = ""
-        self.finish_reason: str | None = None
-        self.matched: int | str | None = None
+        num_outputs = request.num_outputs if request.HasField("num_outputs") else 1
+        self.outputs = [Output(index) for index in range(num_outputs)]
+        self.prompt: list[pb.PromptTokens] = []
+        """The prompt's pieces, where they were asked for."""
         self.usage: pb.Usage | None = None
         self.num_tokens = 0
         self.num_bytes = 0
@@ -96,8 +99,6 @@ class Follower:
         self._deadline_s = deadline_s
         self._random = random
         self._decoder = ChunkDecoder(0)
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
         self._num_retries = 0
         self._num_lost = 0  # calls that were lost before their first message
         self._in_use: CallFailedError | None = None  # another stream, or ours, has the request's id
@@ -120,12 +121,12 @@ class Follower:
     @property
     def text(self) -> str:
         """The first output's text so far."""
-        return "".join(self._texts)
+        return self.outputs[0].text
 
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The first output's tokens so far."""
-        return tuple(self._token_ids)
+        return tuple(self.outputs[0].token_ids)
 
     @property
     def cancel_request(self) -> pb.CancelRequest | None:
@@ -202,18 +203,19 @@ class Follower:
         self.state = FollowState.READING
 
     def _take(self, chunk: Chunk, now_s: float) -> None:
-        self._texts.append(chunk.text)
-        self._token_ids += chunk.token_ids
         self.num_tokens += chunk.num_tokens
         if self.first_token_s is None and chunk.num_tokens:
             self.first_token_s = now_s - self._began_s
         for event in chunk.events:
-            kind = event.WhichOneof("kind")
-            if kind == "output_end" and event.output_end.output_index == 0:
-                end = event.output_end
-                self.finish_reason = pb.FinishReason.Name(end.finish_reason).removeprefix("FINISH_REASON_")
-                matched = end.WhichOneof("matched")
-                self.matched = getattr(end, matched) if matched else None
+            index, kind = output_index_of(event), event.WhichOneof("kind")
+            if index is not None:
+                if index >= len(self.outputs):
+                    raise StreamCorruptError(
+                        f"stream {self.stream_id} has an output {index}, of {len(self.outputs)} asked for"
+                    )
+                self.outputs[index].take(event)
+            elif kind == "prompt_tokens":
+                self.prompt.append(event.prompt_tokens)
             elif kind == "stream_end":
                 self.usage = event.stream_end.usage
 
@@ -289,8 +291,7 @@ class Follower:
                 error,
                 stream_id=self.stream_id,
                 position=self.position,
-                text=self.text,
-                token_ids=self.token_ids,
+                outputs=tuple((output.text, tuple(output.token_ids)) for output in self.outputs),
             )
         )
 

@@ -1,6 +1,9 @@
 """What a generation has told so far."""
 
+from collections.abc import Sequence as Seq
+
 from streamsrv.client.follower import Follower
+from streamsrv.client.output import Output
 from streamsrv.v1 import inference_pb2 as pb
 
 
@@ -38,12 +41,22 @@ class Progress:
     @property
     def finish_reason(self) -> str | None:
         """`STOP`, `LENGTH` or `CANCELLED`, once the first output has ended."""
-        return self._follower.finish_reason
+        return self._follower.outputs[0].finish_reason
 
     @property
     def matched(self) -> int | str | None:
         """The token id or the text that stopped the first output, if one did."""
-        return self._follower.matched
+        return self._follower.outputs[0].matched
+
+    @property
+    def outputs(self) -> Seq[Output]:
+        """All outputs, as far as they were received, in the order of their index."""
+        return self._follower.outputs
+
+    @property
+    def prompt(self) -> Seq[pb.PromptTokens]:
+        """The prompt's pieces, where the request asked for an echo or for its log probabilities."""
+        return self._follower.prompt
 
     @property
     def usage(self) -> pb.Usage | None:

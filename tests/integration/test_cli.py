@@ -63,8 +63,9 @@ def test_generate_json_prints_one_object_per_chunk() -> None:
         chunks = [json.loads(line) for line in done.stdout.splitlines()]
         assert sum(len(chunk["token_ids"]) for chunk in chunks) == 5
         assert DEFAULT_SCRIPT.startswith("".join(chunk["text"] for chunk in chunks))
-        assert chunks[-1]["finish_reason"] == "LENGTH"
-        assert chunks[-1]["usage"]["num_completion_tokens"] == 5
+        output_end, stream_end = chunks[-1]["events"][-2:]
+        assert output_end["output_end"]["finish_reason"] == "FINISH_REASON_LENGTH"
+        assert stream_end["stream_end"]["usage"]["num_completion_tokens"] == 5
         assert len({chunk["stream_id"] for chunk in chunks}) == 1
 
 
