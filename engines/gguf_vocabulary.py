@@ -27,6 +27,8 @@ class TokenType(IntEnum):
 
 _CONTROL = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 _NOT_TEXT = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE})
+_KEEPING_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+"""Phi-3's control tokens that leave the white space after them where it is."""
 _WITHOUT_TEXT = frozenset({TokenType.UNUSED, TokenType.UNDEFINED})
 
 
@@ -63,7 +65,8 @@ def vocabulary_from_gguf(metadata: Mapping[str, object]) -> Vocabulary:
     _mark_control_texts(tokens, types, merges)
     unused: frozenset[str] = frozenset() if is_spm else _unused(tokens, types, merges)
     vocab = {text: i for i, text in enumerate(tokens) if text not in unused}
-    document = TokenizerJson(vocab, merges, _added(tokens, types), frame)
+    strips_right = is_spm and _is_phi3(metadata)
+    document = TokenizerJson(vocab, merges, _added(tokens, types, strips_right), frame)
     if is_spm:
         unknown = fields.token_id("unknown_token_id", tokens, default=0)
         tokenizer_json = document.sentencepiece(
@@ -270,12 +273,23 @@ def _unused(
     return frozenset(unused)
 
 
-def _added(tokens: Sequence[str], types: Sequence[TokenType]) -> list[AddedToken]:
+def _added(tokens: Sequence[str], types: Sequence[TokenType], strips_right: bool) -> list[AddedToken]:
     return [
-        AddedToken(i, text, is_control=kind in _CONTROL)
+        AddedToken(
+            i, text, is_control=kind in _CONTROL, strips_right=strips_right and text not in _KEEPING_SPACE
+        )
         for i, (text, kind) in enumerate(zip(tokens, types, strict=True))
         if kind in _CONTROL or kind is TokenType.USER_DEFINED
     ]
+
+
+def _is_phi3(metadata: Mapping[str, object]) -> bool:
+    """Whether control tokens take the white space after them, which no field of the format says.
+
+    llama.cpp (src/llama-vocab.cpp) goes by the model's name. Not all files of Phi-3 have one that it knows.
+    """
+    name = str(metadata.get("general.name", "")).lower()
+    return "phi-3" in name or "phi3" in name or metadata.get("general.architecture") == "phi3"
 
 
 def _end_ids(

@@ -27,6 +27,8 @@ class AddedToken:
     text: str
     is_control: bool
     """It is cut out only where control tokens are asked for."""
+    strips_right: bool = False
+    """It takes the white space after it with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +151,7 @@ def _added(token: AddedToken) -> Json:
         "content": token.text,
         "single_word": False,
         "lstrip": False,
-        "rstrip": False,
+        "rstrip": token.strips_right,
         "normalized": False,
         "special": token.is_control,
     }

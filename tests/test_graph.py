@@ -113,14 +113,6 @@ def test_layers_have_the_window_and_the_rotary_tables_that_the_model_gives_them(
         assert tables == ["rope.window_cos" if own and window else "rope.cos" for window in windows]
 
 
-def test_a_grouped_graph_is_refused_where_attention_is_not_uniform(
-    tiny_models: dict[str, TinyPaths], tmp_path: Path
-) -> None:
-    for model in tiny.WINDOWED_MODELS:
-        with pytest.raises(EngineError, match=r"no graph grouped-int8-f32: .* choose precision f32"):
-            write(tiny_models[model.name].gguf, tmp_path, GraphForm(Dialect.GROUPED, WeightFormat.INT8))
-
-
 def test_a_tied_table_is_stored_once(tiny_paths: TinyPaths, tmp_path: Path) -> None:
     graph = write(tiny_paths.gguf, tmp_path, WeightFormat.INT8).graph
     users = [node.op_type for node in graph.node if "embed" in node.input]

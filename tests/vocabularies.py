@@ -8,7 +8,7 @@ from engines.spec import Vocabulary
 from engines.vocabulary import vocabulary_from_gguf, vocabulary_from_hf
 from streamsrv.tokenizer import Tokenizer
 from tests import tiny_tokenizer
-from tests.golden.tokens import hugging_face_files, sentencepiece_metadata
+from tests.golden.tokens import extended, hugging_face_files, sentencepiece_metadata
 
 
 def byte_level_metadata(**changes: object) -> dict[str, object]:
@@ -62,6 +62,12 @@ def byte_level() -> Tokenizer:
 def sentencepiece(add_space_prefix: bool = True) -> Tokenizer:
     """The golden SentencePiece vocabulary."""
     return Tokenizer(vocabulary_from_gguf(sentencepiece_changed(add_space_prefix=add_space_prefix)))
+
+
+@cache
+def family(name: str) -> Tokenizer:
+    """The golden SentencePiece vocabulary with what a family adds to it: "gemma" or "phi3"."""
+    return Tokenizer(vocabulary_from_gguf(extended(sentencepiece_metadata(), name)))
 
 
 @cache

@@ -8,7 +8,7 @@ Run from the repository's root, in an environment of its own; DEMO is the demo m
 
 Three vocabularies: the demo model's, by llama.cpp, also cut into words in the ways of other models; a small
 SentencePiece one that is learned here from the texts, by llama.cpp, with and without a space before the
-text; and the same as transformers converts it.
+text, and with the tokens that Gemma and Phi-3 add to theirs; and the same as transformers converts it.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ import xllamacpp.xllamacpp
 from transformers import AutoTokenizer
 
 from tests.golden.texts import make_texts
-from tests.golden.tokens import CUTS, GOLDEN_TOKENS, NUM_TEXTS
+from tests.golden.tokens import CUTS, EXTENSIONS, GOLDEN_TOKENS, NUM_TEXTS, extended
 
 _SEED = 20
 _VOCAB_SIZE = 1000
@@ -106,12 +106,24 @@ def main() -> None:
             metadata = _metadata(model, add_space_prefix=prefix)
             _write_gguf(metadata, file)
             document[name] = _by_llama_cpp(file, texts if prefix else texts[::4], special=range(3))
+        for name in ("gemma", "phi3"):
+            file = Path(root) / f"{name}.gguf"
+            _write_gguf(extended(_metadata(model, add_space_prefix=False), name), file)
+            document[name] = _by_llama_cpp(file, _texts_of(name, texts), special=range(3))
         document["pre_tokenizers"] = _by_pre_tokenizer(Path(sys.argv[1]), texts[::12], Path(root))
         document["sentencepiece_metadata"] = _metadata(model, add_space_prefix=True)
         document["hugging_face"], document["hugging_face_files"] = _by_transformers(model, texts[::2])
     with lzma.open(GOLDEN_TOKENS, "wt", encoding="utf-8", preset=9 | lzma.PRESET_EXTREME) as out:
         json.dump(document, out, ensure_ascii=True, separators=(",", ":"))
     print(GOLDEN_TOKENS.stat().st_size, {name: len(json.dumps(entry)) for name, entry in document.items()})
+
+
+def _texts_of(name: str, texts: list[str]) -> list[str]:
+    """Every eighth text, and others with the tokens that the set has beyond the vocabulary."""
+    rng = random.Random(_SEED)
+    pieces = [text for text, _ in EXTENSIONS[name].tokens] + ["\n", " ", "\t", "a", "word", "\u2581", "</s>"]
+    made = ["".join(rng.choice(pieces) for _ in range(rng.randint(1, 9))) for _ in range(200)]
+    return texts[::8] + made
 
 
 def _by_llama_cpp(path: Path, texts: list[str], special: range) -> dict[str, Any]:

@@ -19,6 +19,51 @@ CUTS = (
 
 
 @dataclass(frozen=True, slots=True)
+class Extension:
+    """What a family adds to a SentencePiece vocabulary."""
+
+    tokens: tuple[tuple[str, int], ...]
+    """Texts and types: 3 is a control token, 4 one that is always cut out of the text."""
+    fields: dict[str, object]
+    """Metadata."""
+
+
+EXTENSIONS = {
+    "gemma": Extension(
+        (
+            ("<start_of_turn>", 3),
+            ("<end_of_turn>", 3),
+            ("[multimodal]", 4),
+            *(("\n" * count, 4) for count in range(1, 6)),
+            *((" " * count, 4) for count in range(2, 8)),
+            ("<table>", 4),
+        ),
+        {"tokenizer.ggml.add_space_prefix": False, "tokenizer.ggml.add_bos_token": True},
+    ),
+    "phi3": Extension(
+        (("<|endoftext|>", 3), ("<|assistant|>", 3), ("<|end|>", 3), ("<|user|>", 3), ("<|tag|>", 4)),
+        {"tokenizer.ggml.add_space_prefix": True, "general.name": "Tiny Phi-3"},
+    ),
+}
+"""By the sets' names."""
+
+
+def extended(metadata: dict[str, object], name: str) -> dict[str, object]:
+    """Add to the SentencePiece vocabulary what a set has beyond it."""
+    extension = EXTENSIONS[name]
+    lists = {
+        "tokens": [text for text, _ in extension.tokens],
+        "scores": [-1000.0] * len(extension.tokens),
+        "token_type": [kind for _, kind in extension.tokens],
+    }
+    longer = {
+        f"tokenizer.ggml.{key}": [*metadata[f"tokenizer.ggml.{key}"], *added]  # type: ignore[misc]
+        for key, added in lists.items()
+    }
+    return metadata | longer | extension.fields
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """A text's ids. Nothing is added around it."""
 
@@ -60,7 +105,7 @@ def _document() -> dict[str, dict[str, object]]:
 
 
 def golden_tokens(name: str) -> GoldenTokens:
-    """Read one of the sets: smollm2, sentencepiece, sentencepiece_bare, hugging_face."""
+    """Read one of the sets: smollm2, sentencepiece, sentencepiece_bare, gemma, phi3, hugging_face."""
     entry = json.loads(json.dumps(_document()[name]))
     return GoldenTokens(
         [Encoded(text, plain, parsed or plain) for text, plain, parsed in entry["encoded"]],
