@@ -144,6 +144,9 @@ class Settings(BaseSettings):
         ge=1,
         description="tokens computed in one step; more is faster for prompts, less is smoother for streams",
     )
+    prefix_cache: bool = Field(
+        True, description="reuse what was computed for the same first tokens of another request"
+    )
     min_chunk_interval_ms: int = Field(
         0,
         ge=0,

@@ -67,6 +67,8 @@ class PoolLimits:
     """Memory of what can still be read; when it is full, what was read is dropped, and nothing admitted."""
     stuck_after_s: float
     """A step that takes longer will never end."""
+    prefix_cache: bool = True
+    """Requests may reuse what others have computed."""
 
 
 class WorkerPool:
@@ -100,6 +102,7 @@ class WorkerPool:
                 engine,
                 max_running=limits.max_running,
                 max_step_tokens=limits.max_step_tokens,
+                prefix_cache=limits.prefix_cache,
                 stuck_after_s=limits.stuck_after_s,
                 clock=clock,
                 on_state=on_state,
@@ -472,7 +475,15 @@ class WorkerPool:
         seed, eos_token_ids = request.sampling.seed, frozenset(self.engine.model.vocabulary.eos_token_ids)
         for index in range(request.num_outputs):
             sequence = Sequence(
-                self._next_sequence, request, max_tokens=max_tokens, eos_token_ids=eos_token_ids
+                self._next_sequence,
+                request,
+                max_tokens=max_tokens,
+                eos_token_ids=eos_token_ids,
+                group_id=self._next_sequence - index,
+                priority=request.scheduling.priority,
+                use_prefix_cache=request.scheduling.use_prefix_cache,
+                cache_salt=request.scheduling.cache_salt,
+                wants_prompt_logits=request.output.prompt_logprobs and index == 0,
             )
             self._next_sequence += 1
             detokenizer = Detokenizer(

@@ -130,6 +130,7 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
                 max_resume_window_s=settings.max_resume_window_s,
                 log_memory_bytes=settings.log_memory_mib << 20,
                 stuck_after_s=settings.stuck_after_s,
+                prefix_cache=settings.prefix_cache,
                 max_step_tokens=settings.max_step_tokens,
                 max_context=settings.max_context or engine.model.spec.context_length,
             ),

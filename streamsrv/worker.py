@@ -85,7 +85,15 @@ class Job:
     @property
     def usage(self) -> StreamEnd:
         """What it has cost so far."""
-        return StreamEnd(len(self.request.prompt_token_ids), self.num_output_tokens)
+        sequences = [output.sequence for output in self.outputs]
+        return StreamEnd(
+            len(self.request.prompt_token_ids),
+            self.num_output_tokens,
+            # Outputs after the first share its prompt within the request: of that others know nothing.
+            num_cached_prompt_tokens=sequences[0].num_cached_tokens,
+            num_guessed_tokens=sum(sequence.num_guessed_tokens for sequence in sequences),
+            num_accepted_tokens=sum(sequence.num_accepted_tokens for sequence in sequences),
+        )
 
     @property
     def num_output_tokens(self) -> int:
@@ -148,6 +156,7 @@ class Worker:
         max_running: int,
         max_step_tokens: int,
         stuck_after_s: float,
+        prefix_cache: bool = False,
         clock: Callable[[], float],
         on_state: Callable[[], None] = lambda: None,
         on_end: Callable[[Job], None] = lambda _: None,
@@ -157,12 +166,14 @@ class Worker:
 
         `on_end` is called with each job that has ended, `on_step` after each step.
 
-        A step that takes longer than `stuck_after_s` will never end: the context is given up.
+        A step that takes longer than `stuck_after_s` will never end: the context is given up. With
+        `prefix_cache` requests reuse what others have computed.
         """
         self._engine = engine
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens
         self._stuck_after_s = stuck_after_s
+        self._prefix_cache = prefix_cache
         self._clock = clock
         self._on_state = on_state
         self._on_end = on_end
@@ -247,7 +258,7 @@ class Worker:
             raise WorkerLostError("it is being restarted")
         for output in job.outputs:
             self._outputs[output.sequence.sequence_id] = output
-            self._scheduler.add(output.sequence)
+            self._scheduler.add(output.sequence, caller=job.stream.caller.name, now_s=self._clock())
         self._wake.set()
 
     def abort(self, job: Job, error: StreamsrvError | None = None) -> None:
@@ -326,7 +337,11 @@ class Worker:
     async def _take_steps(self, thread: EngineThread, context: ExecutionContext) -> None:
         self._cache = context.cache
         scheduler = self._scheduler = Scheduler(
-            context.cache, max_running=self._max_running, max_step_tokens=self._max_step_tokens
+            context.cache,
+            max_running=self._max_running,
+            max_step_tokens=self._max_step_tokens,
+            prefix_cache=self._prefix_cache,
+            whole_rows=context.cache.block_size >= self._engine.model.spec.context_length,
         )
         self._set_state(WorkerState.READY)
         self._ready.set()
