@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from engines.api import StreamsrvError
+from streamsrv.bench.suite.engines import engines_section
 from streamsrv.bench.suite.machine import describe_load, describe_machine
 from streamsrv.bench.suite.memory import memory_section
 from streamsrv.bench.suite.startup import startup_section
@@ -16,7 +17,7 @@ from streamsrv.bench.suite.throughput import throughput_section
 from streamsrv.bench.suite.trouble import cancel_section, stall_section, streams_section
 from streamsrv.bench.suite.wire import wire_section
 
-_SECTIONS = ("startup", "memory", "throughput", "wire", "streams", "cancel", "stall")
+_SECTIONS = ("startup", "memory", "throughput", "engines", "wire", "streams", "cancel", "stall")
 
 
 def main() -> None:
@@ -44,6 +45,7 @@ async def _measure(model: str, wanted: tuple[str, ...], *, quick: bool) -> None:
         "throughput": lambda: throughput_section(
             model, (1, 32) if quick else (1, 8, 32, 64), 2 if quick else 5, _say
         ),
+        "engines": lambda: engines_section(model, (1, 32) if quick else (1, 8, 32), 2 if quick else 5, _say),
         "wire": lambda: wire_section(model, _say),
         "streams": lambda: streams_section(_say),
         "cancel": lambda: cancel_section(100 if quick else 500, _say),

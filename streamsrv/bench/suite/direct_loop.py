@@ -100,7 +100,9 @@ def main() -> None:
     """Answer commands until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="demo")
-    settings = load_settings({"model": parser.parse_args().model})
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--weights", default="auto")
+    settings = load_settings(vars(parser.parse_args()))
     engine = open_model(settings)
     context = engine.create_context()
     loop = DirectLoop(context, settings.max_step_tokens)

@@ -42,10 +42,10 @@ class DirectProcess:
 
 
 @asynccontextmanager
-async def direct_process(model: str) -> AsyncIterator[DirectProcess]:
-    """Run `direct_loop`; inside, its engine is ready."""
+async def direct_process(model: str, *settings: str) -> AsyncIterator[DirectProcess]:
+    """Run `direct_loop` with more of its arguments; inside, its engine is ready."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "streamsrv.bench.suite.direct_loop", "--model", model),
+        *(sys.executable, "-m", "streamsrv.bench.suite.direct_loop", "--model", model, *settings),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         env=clean_environment(),

@@ -9,7 +9,7 @@ import psutil
 
 from engines.memory import usable_processors
 
-_PACKAGES = ("streamsrv", "openvino", "grpcio", "numpy")
+_PACKAGES = ("streamsrv", "openvino", "onnxruntime", "grpcio", "numpy")
 
 
 def describe_machine() -> str:

@@ -1,5 +1,6 @@
 """Markdown, for standard output and so for a README."""
 
+import statistics
 from collections.abc import Sequence as Seq
 
 
@@ -8,3 +9,8 @@ def section(title: str, text: str, headings: Seq[str], rows: Seq[Seq[str]]) -> s
     rule = ["---", *(["--:"] * (len(headings) - 1))]
     lines = ["| " + " | ".join(cells) + " |" for cells in (headings, rule, *rows)]
     return "\n".join([f"### {title}", "", text, "", *lines, ""])
+
+
+def median_and_range(ratios: Seq[float]) -> str:
+    """The median in bold, with the least and the greatest."""
+    return f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f}-{max(ratios):.2f})"

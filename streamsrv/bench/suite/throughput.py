@@ -12,7 +12,7 @@ from streamsrv.bench.measure import RequestShape
 from streamsrv.bench.prompts import PromptMaker, prompt_maker
 from streamsrv.bench.report import LoadReport
 from streamsrv.bench.suite.direct_process import DirectProcess, direct_process
-from streamsrv.bench.suite.markdown import section
+from streamsrv.bench.suite.markdown import median_and_range, section
 from streamsrv.bench.suite.server_process import server_process
 from streamsrv.client import Client
 
@@ -109,13 +109,9 @@ def _row(batch: int, rounds: Seq[_Round]) -> list[str]:
         str(batch),
         f"{statistics.median(r.direct for r in rounds):.0f}",
         f"{statistics.median(r.served for r in rounds):.0f}",
-        _spread(ratios),
+        median_and_range(ratios),
         f"{statistics.median(r.direct_decode for r in rounds):.0f}",
         f"{statistics.median(r.served_decode for r in rounds):.0f}",
-        _spread(decode_ratios),
+        median_and_range(decode_ratios),
         f"{statistics.median(r.client_cpu for r in rounds):.2f}",
     ]
-
-
-def _spread(ratios: Seq[float]) -> str:
-    return f"**{statistics.median(ratios):.2f}** ({min(ratios):.2f}-{max(ratios):.2f})"
