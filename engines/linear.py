@@ -144,6 +144,10 @@ class Rows:
         moves: list[Move] = []
         runs: list[Run] = []
         wanted = batch.logit_rows
+        for copy in batch.copies:
+            source, target = self._row_of[[copy.source, copy.target]].tolist()
+            moves.append(Move(source, target, copy.num_tokens))
+            self._lengths[target] = copy.num_tokens
         if not past.all():
             self._restart(batch.block_ids[past == 0])
         self._lengths[self._row_of[batch.block_ids]] = past
@@ -188,7 +192,14 @@ class Rows:
         ordered = np.sort(blocks)
         if (ordered[1:] == ordered[:-1]).any():
             raise EngineError("two sequences of a step have the same block")
-        if (past > self._lengths[self._row_of[blocks]]).any():
+        lengths = self._lengths[self._row_of]
+        for copy in batch.copies:
+            if not (0 <= copy.source < self._num_blocks and 0 <= copy.target < self._num_blocks):
+                raise EngineError(f"a block to copy is not in 0 .. {self._num_blocks - 1}")
+            if copy.source == copy.target or not 0 < copy.num_tokens <= lengths[copy.source]:
+                raise EngineError("a step copies tokens that the block does not hold, or a block to itself")
+            lengths[copy.target] = copy.num_tokens
+        if (past > lengths[blocks]).any():
             raise EngineError("a sequence of a step has a past that its block does not hold")
 
     def _restart(self, blocks: IntArray) -> None:

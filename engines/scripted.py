@@ -199,6 +199,10 @@ class ScriptedContext:
             time.sleep(self._step_s)
         if batch.num_tokens and not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self._vocab_size:
             raise EngineError(f"a token id is outside 0 .. {self._vocab_size - 1}")
+        for copy in batch.copies:
+            first, target = copy.source * self._cache.block_size, copy.target * self._cache.block_size
+            for cells in (self._positions, self._states):
+                cells[target : target + copy.num_tokens] = cells[first : first + copy.num_tokens]
         state_after = np.zeros(batch.num_tokens, np.int32)
         for b in range(batch.num_sequences):
             begin, end = batch.query_begins[b : b + 2]

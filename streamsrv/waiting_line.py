@@ -53,7 +53,8 @@ class WaitingLine:
     def start(self, sequence: Sequence) -> None:
         """Take a sequence out that starts."""
         self.remove(sequence)
-        self._classes[sequence.priority].num_starts += 1
+        if not sequence.num_preemptions:
+            self._classes[sequence.priority].num_starts += 1
 
     def head(self) -> Sequence | None:
         """Who is to start next."""

@@ -1,65 +1,20 @@
 """Random schedules on a virtual clock, with an engine that remembers what is in every cell of its cache.
 
-The model's next token depends on all tokens before it and on nothing else, so any mistake with blocks (one
-used twice, one found that holds something else, one read before it is written) is an error of the engine,
-or another output than that of a run alone.
+Any mistake with blocks (one used twice, one found that holds something else, one read before it is written)
+is an error of the engine, or another output than that of a run alone.
 """
 
 import random
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from engines.api import CacheSpec, StepBatch
+from engines.api import CacheSpec
 from streamsrv.request import GenerateRequest, StopConditions
 from streamsrv.scheduler import MAX_PROMPT_LOGITS, Scheduled, Scheduler, SchedulerCounters, Step
 from streamsrv.sequence import Sequence, SequenceStatus
-
-VOCABULARY = 5  # few, so that prompts meet and guesses come true
-_MASK = (1 << 61) - 1
-
-
-def chain(state: int, token_id: int) -> int:
-    """What a cell holds: a digest of its token and of all before it."""
-    return (state * 6364136223846793005 + token_id * 1442695040888963407 + 1013904223) & _MASK
-
-
-def next_token(state: int) -> int:
-    """The token after those with this digest."""
-    return (state >> 23) % VOCABULARY
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A server: its cache and its bounds."""
-
-    num_blocks: int
-    block_size: int
-    max_running: int
-    max_step_tokens: int
-    prefix_cache: bool
-    whole_rows: bool
-
-    @property
-    def most_tokens(self) -> int:
-        """Tokens that a sequence may have."""
-        return self.block_size if self.whole_rows else self.num_blocks * self.block_size
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A request to come."""
-
-    at_s: float
-    prompt: tuple[int, ...]
-    max_tokens: int
-    num_outputs: int = 1
-    priority: int = 0
-    caller: str = ""
-    salt: str = ""
-    use_prefix_cache: bool = True
-    wants_prompt_logits: bool = False
-    deadline_s: float | None = None
-    abort_s: float | None = None
+from tests.simulator.cells import Cells, PagedCells, RowCells
+from tests.simulator.load import Arrival, Plan, random_arrivals, random_plan
+from tests.simulator.model import VOCABULARY, chain, next_token, origin
 
 
 @dataclass(eq=False, slots=True)
@@ -71,7 +26,9 @@ class Run:
     origin: int
     states: list[int] = field(default_factory=list)
     prompt_rows: int = 0
-    started_step: int | None = None
+    started: bool = False
+    num_overtaken: int = 0
+    """How many started that rank behind it, while it stood in line."""
     last_token_step: int | None = None
     ended: bool = False
 
@@ -98,7 +55,7 @@ class Simulation:
             prefix_cache=plan.prefix_cache,
             whole_rows=plan.whole_rows,
         )
-        self.cells = [0] * (plan.num_blocks * plan.block_size)
+        self.cells: Cells = (RowCells if plan.whole_rows else PagedCells)(plan.num_blocks, plan.block_size)
         self.pending = sorted(arrivals, key=lambda a: a.at_s)
         self.runs: dict[int, Run] = {}
         self.all_runs: list[Run] = []
@@ -152,8 +109,7 @@ class Simulation:
                 )
                 # Equal tokens of those who must not share give different cells, so that sharing shows.
                 shares = arrival.use_prefix_cache and self.plan.prefix_cache
-                origin = chain(7, -1 - len(arrival.salt) if shares else first) & _MASK
-                run = Run(sequence, arrival, origin)
+                run = Run(sequence, arrival, origin(-1 - len(arrival.salt) if shares else first))
                 run.extend()
                 self.runs[sequence.sequence_id] = run
                 self.all_runs.append(run)
@@ -175,12 +131,11 @@ class Simulation:
 
     def _step(self) -> Step | None:
         guesses = self._guess() if self.guesses else {}
-        preemptions = self.counters.num_preemptions
         step = self.scheduler.schedule(guesses)
         if step is None:
             return None
         self.num_steps += 1
-        self._check_step(step, self.counters.num_preemptions > preemptions)
+        self._check_step(step)
         states = self._compute(step)
         accepted: list[int | list[int]] = []
         done: list[Run] = []
@@ -204,6 +159,14 @@ class Simulation:
         self.scheduler.check_integrity()
         return step
 
+    def _note_overtaken(self, started: Sequence) -> None:
+        """Count for those who wait: seven of eight may pass each that ranks before them, and themselves."""
+        for run in self.runs.values():
+            if run.sequence.status is SequenceStatus.WAITING and started.rank > run.sequence.rank:
+                run.num_overtaken += 1
+                ahead = sum(other.sequence.rank <= run.sequence.rank for other in self.all_runs)
+                assert run.num_overtaken <= 7 * (ahead + 5), "starved"
+
     def _guess(self) -> dict[int, list[int]]:
         """Guess for some, right or wrong, more than is allowed at times."""
         guesses = {}
@@ -219,7 +182,7 @@ class Simulation:
                 guesses[sequence_id] = own
         return guesses
 
-    def _check_step(self, step: Step, has_preempted: bool) -> None:
+    def _check_step(self, step: Step) -> None:
         plan, batch = self.plan, step.batch
         assert 0 < batch.num_tokens <= plan.max_step_tokens
         assert 0 < batch.num_sequences <= plan.max_running
@@ -230,9 +193,10 @@ class Simulation:
         for run in self.runs.values():
             sequence = run.sequence
             if sequence.status is SequenceStatus.RUNNING:
-                if run.started_step is None:
-                    run.started_step = self.num_steps
+                if not run.started:
+                    run.started = True
                     self.started.append(sequence)
+                    self._note_overtaken(sequence)
                 if sequence.num_uncomputed == 1 and sequence.num_output_tokens:
                     assert sequence.sequence_id in in_step, "a running stream did not get its token"
         for part in step.parts:
@@ -240,68 +204,23 @@ class Simulation:
             assert sequence.num_output_tokens + part.num_sampled_rows <= sequence.max_tokens
             left = sequence.num_uncomputed - part.num_new
             assert left != 1 or part.num_new <= 2, "the last piece has one token"
-        if has_preempted and not plan.whole_rows:
-            assert self.scheduler.num_running
 
     def _compute(self, step: Step) -> list[list[int]]:
         """Take the step as an engine does: the digests at the rows to sample from, for each part."""
-        batch, size = step.batch, self.plan.block_size
-        cells = self.cells
-        for copy in batch.copies:
-            assert self.plan.whole_rows
-            source, target = copy.source * size, copy.target * size
-            cells[target : target + copy.num_tokens] = cells[source : source + copy.num_tokens]
-        tokens = batch.token_ids.tolist()
-        begins, past_lens = batch.query_begins.tolist(), batch.past_lens.tolist()
-        blocks, block_begins = batch.block_ids.tolist(), batch.block_begins.tolist()
-        wanted = batch.logit_rows.tolist()
-        after = [0] * len(tokens)
-        writes: dict[int, int] = {}
-        reads: set[int] = set()
-        for b, part in enumerate(step.parts):
-            run = self.runs[part.sequence.sequence_id]
-            past, own = past_lens[b], blocks[block_begins[b] : block_begins[b + 1]]
-            places = [block * size + i for block in own for i in range(size)]
-            assert [cells[p] for p in places[:past]] == run.states[:past], "the past is not in the cache"
-            reads.update(places[:past])
-            state = run.states[past - 1] if past else run.origin
-            for i, place in zip(range(begins[b], begins[b + 1]), places[past:], strict=False):
-                state = chain(state, tokens[i])
-                assert place not in writes, "two sequences write the same cell"
-                writes[place] = after[i] = state
-            assert len(places) >= past + begins[b + 1] - begins[b], "too few blocks"
-        assert not reads & writes.keys(), "a cell is read and written in one step"
-        for place, state in writes.items():
-            cells[place] = state
-        if self.plan.whole_rows:
-            self._clobber_unused(batch)
-        rows = iter(wanted)
-        result = []
-        for b, part in enumerate(step.parts):
-            past, n = past_lens[b], part.sequence.num_prompt_tokens
-            for _ in range(part.num_prompt_rows):
-                run = self.runs[part.sequence.sequence_id]
-                row = next(rows) - begins[b] + past
-                assert row == part.sequence.num_prompt_logits + _
-                assert row < n - 1
-            sampled = [next(rows) for _ in range(part.num_sampled_rows)]
-            assert not sampled or sampled[-1] == begins[b + 1] - 1
-            result.append([after[row] for row in sampled])
-        assert next(rows, None) is None
-        return result
-
-    def _clobber_unused(self, batch: StepBatch) -> None:
-        """Write rubbish behind each row's new tokens, as an engine does in rows that it passes over."""
-        size = self.plan.block_size
-        for block, past, begin, end in zip(
-            batch.block_ids.tolist(),
-            batch.past_lens.tolist(),
-            batch.query_begins[:-1].tolist(),
-            batch.query_begins[1:].tolist(),
-            strict=True,
-        ):
-            if past + end - begin < size:
-                self.cells[block * size + past + end - begin] = -1
+        batch, runs = step.batch, [self.runs[part.sequence.sequence_id] for part in step.parts]
+        pasts = [run.states[:past] for run, past in zip(runs, batch.past_lens.tolist(), strict=True)]
+        states = iter(self.cells.compute(batch, pasts, [run.origin for run in runs]))
+        sampled = []
+        for part, run in zip(step.parts, runs, strict=True):
+            first = part.sequence.num_prompt_logits
+            for index in range(first, first + part.num_prompt_rows):
+                assert next(states) == run.states[index], "a row of another token than the prompt's next"
+                assert index < part.sequence.num_prompt_tokens - 1
+            sampled.append([next(states) for _ in range(part.num_sampled_rows)])
+            if part.samples:
+                assert sampled[-1][0] == run.states[-1], "a row of another token than the last"
+        assert next(states, None) is None
+        return sampled
 
     def _verify(self, part: Scheduled, states: list[int]) -> list[int]:
         """The guesses that are what the model says, and its token after them; at times certain ones more."""
@@ -333,55 +252,6 @@ class Simulation:
             assert run.prompt_rows == sequence.num_prompt_tokens - 1
             assert sequence.num_cached_tokens == 0
         assert sequence.num_cached_tokens <= max(0, sequence.num_prompt_tokens - 2)
-
-
-def random_plan(rng: random.Random) -> Plan:
-    """A small server, so that it is short of everything."""
-    max_running = rng.randint(1, 6)
-    whole_rows = rng.random() < 0.35
-    return Plan(
-        num_blocks=rng.randint(1, 8) if whole_rows else rng.randint(2, 24),
-        block_size=rng.choice([32, 64]) if whole_rows else rng.choice([1, 2, 4, 4, 8]),
-        max_running=max_running,
-        max_step_tokens=max_running + rng.choice([0, 1, 3, 8, 30]),
-        prefix_cache=rng.random() < 0.85,
-        whole_rows=whole_rows,
-    )
-
-
-def random_arrivals(plan: Plan, rng: random.Random) -> list[Arrival]:
-    """Requests that share beginnings, of several callers, priorities and salts."""
-    stems = [[rng.randrange(VOCABULARY) for _ in range(rng.randint(1, 40))] for _ in range(2)]
-    callers = ["", "a", "b"][: rng.randint(1, 3)]
-    salts = ["", "x"][: rng.randint(1, 2)]
-    levels = [0] if rng.random() < 0.4 else [-100, -3, 0, 2, 100]
-    spread = rng.choice([0.0, 3.0, 20.0])
-    arrivals = []
-    for _ in range(rng.randint(1, 9)):
-        stem = rng.choice(stems)
-        prompt = stem[: rng.randint(1, len(stem))]
-        prompt += [rng.randrange(VOCABULARY) for _ in range(rng.randint(0, 8))]
-        prompt = prompt[: plan.most_tokens - 1] if plan.most_tokens > 1 else prompt[:1]
-        room = plan.most_tokens - len(prompt)
-        if room < 1:
-            continue
-        at_s = rng.random() * spread
-        arrivals.append(
-            Arrival(
-                at_s,
-                tuple(prompt),
-                max_tokens=rng.randint(1, min(room, 12)),
-                num_outputs=rng.choice([1, 1, 1, 2, 4]),
-                priority=rng.choice(levels),
-                caller=rng.choice(callers),
-                salt=rng.choice(salts),
-                use_prefix_cache=rng.random() < 0.85,
-                wants_prompt_logits=rng.random() < 0.1,
-                deadline_s=at_s + rng.random() * 40 if rng.random() < 0.15 else None,
-                abort_s=at_s + rng.random() * 15 if rng.random() < 0.15 else None,
-            )
-        )
-    return arrivals
 
 
 def simulate(seed: int) -> Simulation:

@@ -1,0 +1,1 @@
+"""A scheduler under random loads, on a virtual clock."""
