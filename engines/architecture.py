@@ -57,11 +57,6 @@ def check_spec(spec: ModelSpec, path: Path) -> None:
         )
     if spec.head_dim % 2:
         raise CheckpointError(f"{path}: heads of {spec.head_dim} numbers cannot be rotated; it must be even")
-    if spec.window is not None and spec.window.layers[-1] >= spec.num_layers:
-        raise CheckpointError(
-            f"{path}: says of {spec.window.layers[-1] + 1} layers whether they attend to a window, "
-            f"but has {spec.num_layers}"
-        )
 
 
 def check_tensors(

@@ -74,6 +74,15 @@ class Fields:
             raise self._wrong(key, value, f"a list of {count} positive numbers")
         return tuple(Fields({key: item}, self._path).number(key) for item in value)
 
+    def flags(self, key: str) -> tuple[bool, ...]:
+        """Read a list of true or false; empty where there is no list."""
+        value = self._values.get(self._prefix + key)
+        if not isinstance(value, list):
+            return ()
+        if not all(isinstance(item, bool) for item in value):
+            raise self._wrong(key, value, "a list of true or false")
+        return tuple(value)
+
     def section(self, key: str) -> "Fields | None":
         """Read nested settings; None where absent."""
         value = self._values.get(self._prefix + key)

@@ -160,8 +160,15 @@ def _window(
     """
     size = fields.integer("attention.sliding_window", 0, least=0)
     if family is Family.GEMMA3:
-        period = fields.integer("attention.sliding_window_pattern", _GEMMA3_PERIOD)
-        layers = tuple(layer for layer in range(num_layers) if (layer + 1) % period)
+        key = "attention.sliding_window_pattern"
+        local = fields.flags(key)  # or a number
+        period = _GEMMA3_PERIOD if local else fields.integer(key, _GEMMA3_PERIOD)
+        local = local or tuple((layer + 1) % period != 0 for layer in range(num_layers))
+        if len(local) != num_layers:
+            raise CheckpointError(
+                f"{path}: says of {len(local)} layers whether they attend to a window, but has {num_layers}"
+            )
+        layers = tuple(layer for layer, has_window in enumerate(local) if has_window)
         if not layers:
             return None
         if size == 0:

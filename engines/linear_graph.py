@@ -16,7 +16,7 @@ from engines.options import WeightFormat
 from engines.quantization import BLOCK_SIZE, PLAIN_TYPES
 
 _MASK = "mask"
-_WINDOW_MASK = "window_mask"
+WINDOW_MASK = "window_mask"
 """As the mask, and false for what lies before the window."""
 
 
@@ -42,7 +42,7 @@ class RowCache:
         if spec.window is not None:
             before = graph.node("Sub", [positions, graph.ints(spec.window.size)])
             inside = graph.node("Greater", ["cache_positions", before])
-            graph.node("And", [_MASK, inside], name=_WINDOW_MASK)
+            graph.node("And", [_MASK, inside], name=WINDOW_MASK)
 
     def attend(self, graph: GraphBuilder, layer: int, packed: str) -> str:
         """Write the new keys and values into the rows, and attend to these under the mask."""
@@ -59,7 +59,7 @@ class RowCache:
             inputs = [f"{kind}_cache.{layer}", new, "write_indices"]
             name = f"new_{kind}_cache.{layer}"
             caches.append(graph.node("TensorScatter", inputs, name=name, axis=-2, mode="linear"))
-        mask = _WINDOW_MASK if spec.has_window(layer) else _MASK
+        mask = WINDOW_MASK if spec.has_window(layer) else _MASK
         scale: dict[str, Any] = {} if spec.attention_scale is None else {"scale": spec.attention_scale}
         attended = graph.node("Attention", [query, *caches, mask], **scale)
         attended = graph.node("Transpose", [attended], perm=[0, 2, 1, 3])

@@ -11,6 +11,8 @@ from pathlib import Path
 import onnx
 from onnx import NodeProto, TensorProto, helper
 
+from engines.linear_graph import WINDOW_MASK
+
 
 class AttentionForm(Enum):
     """How attention knows which cells of a row hold tokens."""
@@ -108,6 +110,8 @@ def _infos(values: Iterable[onnx.ValueInfoProto]) -> tuple[TensorInfo, ...]:
 def _use_lengths(graph: onnx.GraphProto) -> None:
     """Give every Attention the rows' lengths instead of the mask, and drop what made the mask.
 
+    One that attends to a window keeps its mask: lengths do not say where a window begins.
+
     A run's tokens are the last of its row, so the last S of `write_indices + S` cells: "lower right".
     """
     names = {"axis": "lengths.axis", "seq": "lengths.tokens", "sum": "lengths.wide", "out": "lengths"}
@@ -123,7 +127,7 @@ def _use_lengths(graph: onnx.GraphProto) -> None:
 
 
 def _with_lengths(node: NodeProto, lengths: str) -> NodeProto:
-    if node.op_type != "Attention":
+    if node.op_type != "Attention" or node.input[3] == WINDOW_MASK:
         return node
     scale = [attribute for attribute in node.attribute if attribute.name == "scale"]
     query, key, value = node.input[:3]

@@ -18,7 +18,7 @@ from engines.plan_key import PlanKey, PlanShape, PlanTarget
 from engines.plans import Plan, Plans
 from engines.preparation import GRAPH_FILE
 from engines.prepared import PreparedModel
-from engines.spec import ModelSpec
+from engines.spec import Family, ModelSpec
 from engines.trt_build import build_plan
 from engines.trt_graph import AttentionForm
 from engines.trt_library import TrtLibrary, TrtLog
@@ -74,7 +74,8 @@ def request_plan(spec: ModelSpec, options: EngineOptions, target: PlanTarget) ->
     for kind in (form.weights, form.activations):
         least = _LEAST_SM.get(kind, 0)
         if target.sm < least:
-            other = "int8 weights" if isinstance(kind, WeightFormat) else "precision f16"
+            precision = Precision.F32 if _overflows(spec) else Precision.F16
+            other = "int8 weights" if isinstance(kind, WeightFormat) else f"precision {precision.value}"
             raise EngineError(
                 f"{kind.value} needs a GPU of compute capability {least // 10}.{least % 10} or above, and "
                 f"this is one of {target.capability_text}; take {other}"
@@ -92,7 +93,12 @@ def graph_form(spec: ModelSpec, options: EngineOptions) -> GraphForm:
     weights, activations = options.weights, options.precision
     if activations is Precision.AUTO:
         activations = {WeightFormat.BF16: Precision.BF16, WeightFormat.FLOAT32: Precision.F32}.get(
-            weights, Precision.F16
+            weights, Precision.BF16 if _overflows(spec) else Precision.F16
+        )
+    if activations is Precision.F16 and _overflows(spec):
+        raise EngineError(
+            f"{spec.name} cannot be computed in f16: the sums between its layers exceed what that holds; "
+            "take precision bf16 or f32"
         )
     if weights is WeightFormat.AUTO:
         weights = _PLAIN_WEIGHTS[activations]
@@ -102,6 +108,11 @@ def graph_form(spec: ModelSpec, options: EngineOptions) -> GraphForm:
             "TensorRT's attention reads keys and values in the activations' type; leave the cache's type out"
         )
     return GraphForm(Dialect.LINEAR, weights, activations, min(NUM_CANDIDATES, spec.vocab_size))
+
+
+def _overflows(spec: ModelSpec) -> bool:
+    """Whether activations exceed float16's 65,504: Gemma 3's reach 104,000 in the model of 270M weights."""
+    return spec.family is Family.GEMMA3
 
 
 def context_length(spec: ModelSpec, options: EngineOptions) -> int:

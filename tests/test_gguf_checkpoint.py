@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from engines.api import CheckpointError
 from engines.checkpoint import open_checkpoint
 from engines.gguf_header import SUPPORTED_TYPES
-from engines.spec import Family
+from engines.spec import Activation, Family, SlidingWindow
 from tests import tiny
 from tests.conftest import TinyPaths
 
-Settings: TypeAlias = dict[str, int | float | str | None]
+Settings: TypeAlias = dict[str, int | float | str | list[bool] | None]
 
 
 def refusal(path: Path) -> str:
@@ -212,6 +212,69 @@ def test_heads_that_are_rotated_in_part_are_refused(tmp_path: Path) -> None:
     settings = {"llama.rope.dimension_count": 8}
     path = tiny.write_gguf(tiny.LLAMA_TIED, tmp_path / "a.gguf", settings=settings)
     assert refusal(path) == "rotates 8 of a head's 16 numbers; only whole heads are supported"
+
+
+def test_gemma_3_is_described(tiny_models: dict[str, TinyPaths]) -> None:
+    with open_checkpoint(tiny_models[tiny.GEMMA3.name].gguf) as checkpoint:
+        spec = checkpoint.spec
+    assert spec.window == SlidingWindow(9, (0, 2), rope_theta=10000.0)
+    assert (spec.rope_theta, spec.rope_factors) == (1e6, (8.0,) * 16)
+    assert (spec.qk_norm, spec.post_norms, spec.activation) == (True, True, Activation.GELU_TANH)
+    assert (spec.embed_scale, spec.attention_scale) == (8.0, None)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layers"),
+    [(None, (0, 1, 2, 3)), (3, (0, 1, 3)), ([False, True, True, False], (1, 2)), (1, None)],
+)
+def test_gemmas_layers_with_a_window_are_each_but_the_sixth_or_as_the_file_says(
+    tmp_path: Path, pattern: int | list[bool] | None, layers: tuple[int, ...] | None
+) -> None:
+    settings: Settings = {"gemma3.attention.sliding_window_pattern": pattern}
+    path = tiny.write_gguf(tiny.GEMMA3, tmp_path / "a.gguf", settings=settings)
+    with open_checkpoint(path) as checkpoint:
+        window = checkpoint.spec.window
+    assert (None if window is None else window.layers) == layers
+
+
+def test_attention_of_gemmas_27b_size_has_a_scale_of_its_own(tmp_path: Path) -> None:
+    model = replace(tiny.GEMMA3, num_layers=62, hidden_size=16, intermediate_size=16, num_heads=1, head_dim=8)
+    with open_checkpoint(tiny.write_gguf(model, tmp_path / "a.gguf")) as checkpoint:
+        assert checkpoint.spec.attention_scale == 0.25
+
+
+def test_phi_3_is_read_up_to_the_length_before_it_was_stretched(tiny_models: dict[str, TinyPaths]) -> None:
+    with open_checkpoint(tiny_models[tiny.PHI3.name].gguf) as checkpoint:
+        spec = checkpoint.spec
+    assert (spec.context_length, spec.window) == (256, SlidingWindow(12, (0, 1)))
+    assert spec.rope_factors == pytest.approx(tiny.SHORT_FACTORS)
+    assert spec.rope_magnitude == pytest.approx((1 + np.log(4) / np.log(256)) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (tiny.GEMMA3, {"gemma3.final_logit_softcapping": 30.0}, "final_logit_softcapping is not supported"),
+        (tiny.GEMMA3, {"gemma3.attention.sliding_window": None}, "has no gemma3.attention.sliding_window"),
+        (tiny.GEMMA3, {"gemma3.rope.freq_base": None}, "has no gemma3.rope.freq_base"),
+        (tiny.GEMMA3, {"gemma3.rope.scaling.type": "yarn"}, "supported are none and linear"),
+        (
+            tiny.GEMMA3,
+            {"gemma3.attention.sliding_window_pattern": [True] * 5},
+            "says of 5 layers whether they attend to a window, but has 4",
+        ),
+        (
+            tiny.PHI3,
+            {"phi3.rope.scaling.type": "yarn"},
+            "by the 'yarn' method; supported are none and longrope",
+        ),
+        (tiny.PHI3, {"phi3.rope.dimension_count": 12}, "rotates 12 of a head's 16 numbers"),
+    ],
+)
+def test_what_is_not_supported_of_gemma_3_and_phi_3_is_refused_by_name(
+    tmp_path: Path, model: tiny.TinyModel, settings: Settings, message: str
+) -> None:
+    assert message in refusal(tiny.write_gguf(model, tmp_path / "a.gguf", settings=settings))
 
 
 def test_heads_that_cannot_share_are_refused(tmp_path: Path) -> None:

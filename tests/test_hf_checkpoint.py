@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from engines.api import CheckpointError
 from engines.checkpoint import open_checkpoint
-from engines.spec import Family, ModelSpec, RopeScaling
+from engines.spec import Activation, Family, ModelSpec, RopeScaling, SlidingWindow
 from tests import tiny
 from tests.conftest import TinyPaths
 
@@ -347,3 +347,159 @@ def test_a_header_of_absurd_length_is_refused(tmp_path: Path) -> None:
     path = with_config(tmp_path) / WEIGHTS
     path.write_bytes(struct.pack("<Q", 2**62) + bytes(1000))
     assert "header too large" in refusal(tmp_path, WEIGHTS)
+
+
+# Gemma 3 and Phi-3
+
+
+def test_gemma_3_is_described(tiny_models: dict[str, TinyPaths]) -> None:
+    spec = spec_of(tiny_models[tiny.GEMMA3.name].folder)
+    assert spec.family is Family.GEMMA3
+    assert spec.window == SlidingWindow(9, (0, 2), rope_theta=10000.0)
+    assert (spec.rope_theta, spec.rope_factors, spec.rope_scaling) == (1e6, (8.0,) * 16, None)
+    assert (spec.qk_norm, spec.post_norms, spec.activation) == (True, True, Activation.GELU_TANH)
+    assert (spec.embed_scale, spec.attention_scale) == (8.0, None)
+    assert spec.tied_embeddings
+
+
+def test_gemmas_settings_are_read_in_both_forms(tmp_path: Path) -> None:
+    old = {
+        "rope_theta": 2e6,
+        "rope_local_base_freq": 3e4,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        "sliding_window_pattern": 2,
+    }
+    new = dict.fromkeys(old) | {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
+        },
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+    }
+    specs = [
+        spec_of(with_config(tmp_path / str(number) / "model", settings, tiny.GEMMA3))
+        for number, settings in enumerate((old, new))
+    ]
+    assert specs[0] == specs[1]
+    assert specs[0].window == SlidingWindow(9, (0, 2), rope_theta=3e4)
+
+
+def test_gemmas_absent_settings_have_the_defaults_of_transformers(tmp_path: Path) -> None:
+    absent = dict.fromkeys(
+        (
+            *("rope_theta", "rope_local_base_freq", "rope_scaling", "sliding_window"),
+            *("sliding_window_pattern", "max_position_embeddings", "tie_word_embeddings"),
+            *("query_pre_attn_scalar", "hidden_activation"),
+        )
+    )
+    spec = spec_of(with_config(tmp_path, absent, tiny.GEMMA3))
+    assert spec.window == SlidingWindow(4096, (0, 1, 2, 3), rope_theta=10000.0)  # each sixth has none
+    assert (spec.context_length, spec.rope_theta, spec.rope_factors) == (131_072, 1e6, None)
+    assert spec.attention_scale == 1 / 16
+    assert spec.tied_embeddings
+
+
+def test_gemmas_norms_multiply_by_one_more_than_is_stored(tiny_models: dict[str, TinyPaths]) -> None:
+    paths = tiny_models[tiny.GEMMA3.name]
+    stored = load_file(paths.folder / WEIGHTS)
+    with open_checkpoint(paths.folder) as folder, open_checkpoint(paths.gguf) as gguf:
+        for name in ("layers.1.post_mlp_norm", "layers.0.q_norm", "final_norm"):
+            np.testing.assert_array_equal(folder.tensor(name), gguf.tensor(name))
+        np.testing.assert_array_equal(folder.tensor("final_norm"), stored["model.norm.weight"] + 1)
+        np.testing.assert_array_equal(
+            folder.tensor("layers.3.v"), stored["model.layers.3.self_attn.v_proj.weight"]
+        )
+
+
+def test_phi_3_is_read_up_to_the_length_before_it_was_stretched(tiny_models: dict[str, TinyPaths]) -> None:
+    spec = spec_of(tiny_models[tiny.PHI3.name].folder)
+    assert spec.family is Family.PHI3
+    assert (spec.context_length, spec.window) == (256, SlidingWindow(12, (0, 1)))
+    assert spec.rope_factors == tiny.SHORT_FACTORS
+    assert spec.rope_magnitude == pytest.approx((1 + np.log(4) / np.log(256)) ** 0.5)
+    assert not spec.tied_embeddings
+
+
+def test_tensors_that_are_one_in_the_file_are_read_as_its_rows(tiny_models: dict[str, TinyPaths]) -> None:
+    paths = tiny_models[tiny.PHI3.name]
+    stored = load_file(paths.folder / WEIGHTS)
+    for path in (paths.folder, paths.gguf):
+        with open_checkpoint(path) as checkpoint:
+            qkv = stored["model.layers.1.self_attn.qkv_proj.weight"]
+            for part, rows in (("q", slice(0, 64)), ("k", slice(64, 96)), ("v", slice(96, 128))):
+                assert checkpoint.tensor_shape(f"layers.1.{part}") == qkv[rows].shape
+                np.testing.assert_array_equal(checkpoint.tensor(f"layers.1.{part}"), qkv[rows])
+            gate_up = stored["model.layers.0.mlp.gate_up_proj.weight"]
+            np.testing.assert_array_equal(checkpoint.tensor("layers.0.up", slice(3, 9)), gate_up[99:105])
+            np.testing.assert_array_equal(checkpoint.tensor("layers.0.up", slice(90, None)), gate_up[186:])
+
+
+def test_rows_that_are_missing_of_several_in_one_are_refused_with_both_shapes(tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.qkv_proj.weight"
+    folder = with_weights(tmp_path, {name: np.ones((64, 64), np.float32)}, tiny.PHI3)
+    assert refusal(folder) == (
+        f"tensor {name!r} has shape [64, 64], but the model's settings make it [128, 64]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "window"),
+    [
+        ({"sliding_window": None}, None),
+        ({"sliding_window": 255}, SlidingWindow(255, (0, 1))),
+        ({"sliding_window": 256}, None),
+    ],
+)
+def test_phi_3_has_a_window_where_it_is_shorter_than_the_context(
+    tmp_path: Path, settings: dict[str, Any], window: SlidingWindow | None
+) -> None:
+    assert spec_of(with_config(tmp_path, settings, tiny.PHI3)).window == window
+
+
+LONG_ROPE = tiny.config(tiny.PHI3)["rope_scaling"]
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        (tiny.GEMMA3, {"model_type": "gemma3"}, "architecture 'gemma3' is not supported"),
+        (tiny.GEMMA3, {"model_type": "gemma2"}, "architecture 'gemma2' is not supported"),
+        (tiny.GEMMA3, {"final_logit_softcapping": 30.0}, "final_logit_softcapping is not supported"),
+        (tiny.GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
+        (tiny.GEMMA3, {"use_bidirectional_attention": True}, "attends to later tokens"),
+        (tiny.GEMMA3, {"hidden_activation": "silu"}, "activation 'silu' is not supported"),
+        (tiny.GEMMA3, {"sliding_window": 0}, "sliding_window is 0; it must be a whole number from 1"),
+        (tiny.GEMMA3, {"layer_types": ["full_attention"]}, "layer_types names 1 layers, but there are 4"),
+        (
+            tiny.GEMMA3,
+            {"rope_scaling": {"rope_type": "yarn", "factor": 8.0}},
+            "supported are default and linear",
+        ),
+        (
+            tiny.GEMMA3,
+            {"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2.0}}},
+            "layers with a window by the 'linear' method",
+        ),
+        (
+            tiny.PHI3,
+            {"rope_scaling": {"type": "yarn"}},
+            "by the 'yarn' method; supported are default and longrope",
+        ),
+        (
+            tiny.PHI3,
+            {"rope_scaling": {**LONG_ROPE, "short_factor": [1.0]}},
+            "it must be a list of 8 positive",
+        ),
+        (
+            tiny.PHI3,
+            {"rope_scaling": {**LONG_ROPE, "short_factor": [0] * 8}},
+            "short_factor is 0; it must be",
+        ),
+        (tiny.PHI3, {"original_max_position_embeddings": 1}, "original_max_position_embeddings is 1"),
+        (tiny.PHI3, {"partial_rotary_factor": 0.75}, "rotates a part of each head only"),
+    ],
+)
+def test_what_is_not_supported_of_gemma_3_and_phi_3_is_refused_by_name(
+    tmp_path: Path, model: tiny.TinyModel, settings: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(with_config(tmp_path, settings, model), "config.json")

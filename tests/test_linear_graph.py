@@ -170,6 +170,13 @@ def test_a_prompt_among_garbage_gives_the_oracles_logits(
         assert_near(make_decoder(path).logits(IDS[:40]), expected)
 
 
+def test_attention_in_a_scale_of_its_own_gives_the_oracles_logits(
+    tmp_path: Path, make_decoder: MakeDecoder
+) -> None:
+    folder = tiny.write_hf(tiny.GEMMA3_SCALED, tmp_path / "scaled")
+    assert_near(make_decoder(folder).logits(IDS[:40]), oracle_of(folder).logits(IDS[:40]))
+
+
 @pytest.mark.parametrize("piece", [1, 7, 16])
 def test_a_prompt_in_pieces_gives_the_oracles_logits(
     piece: int, tiny_paths: TinyPaths, make_decoder: MakeDecoder

@@ -44,6 +44,14 @@ def test_the_oracle_gives_the_logits_of_transformers_from_a_gguf_file(
     np.testing.assert_allclose(logits, golden, rtol=0, atol=MAX_DIFFERENCE)
 
 
+def test_the_oracle_gives_the_logits_of_transformers_where_attention_has_a_scale_of_its_own(
+    tmp_path: Path,
+) -> None:
+    model = tiny.GEMMA3_SCALED
+    logits = oracle_logits(tiny.write_hf(model, tmp_path), GOLDEN_IDS)
+    np.testing.assert_allclose(logits, np.load(GOLDEN_LOGITS)[model.name], rtol=0, atol=MAX_DIFFERENCE)
+
+
 @names
 def test_the_golden_logits_depend_on_every_tensor(name: str, tiny_models: dict[str, TinyPaths]) -> None:
     # Or the comparison with them would not see a tensor that is left out or misplaced.

@@ -170,6 +170,14 @@ def test_float32_gives_hugging_faces_logits(tiny_paths: TinyPaths, make_context:
     assert np.abs(logits - expected).max() < EXACT_BOUND
 
 
+def test_float32_attends_in_a_scale_of_the_models_own(tmp_path: Path, make_context: MakeContext) -> None:
+    with np.load(GOLDEN_LOGITS) as golden:
+        expected = golden[tiny.GEMMA3_SCALED.name]
+    folder = tiny.write_hf(tiny.GEMMA3_SCALED, tmp_path / "model")
+    logits = steps.logits_of(make_context(folder, EXACT), GOLDEN_IDS)
+    assert np.abs(logits - expected).max() < EXACT_BOUND
+
+
 def test_float32_is_exact_up_to_the_last_position(tiny_paths: TinyPaths, make_context: MakeContext) -> None:
     length = tiny_paths.model.context_length
     ids = [(5 + 17 * i + i * i) % 320 for i in range(length)]

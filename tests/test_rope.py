@@ -9,7 +9,7 @@ import pytest
 
 from engines.checkpoint import open_checkpoint
 from engines.rope import frequencies, tables
-from engines.spec import ModelSpec, RopeScaling
+from engines.spec import ModelSpec, RopeScaling, SlidingWindow
 from tests import tiny
 from tests.conftest import TinyPaths
 
@@ -46,13 +46,28 @@ def test_llama3_leaves_short_wavelengths_divides_long_ones_and_blends_between(sp
     assert (np.diff(between) < 0).all()
 
 
+def test_layers_with_a_window_may_turn_by_a_base_of_their_own_and_unstretched(spec: ModelSpec) -> None:
+    stretched = replace(spec, head_dim=8, rope_factors=(8.0,) * 4)
+    own = replace(stretched, window=SlidingWindow(4, (0,), rope_theta=10_000.0), rope_theta=1e8)
+    np.testing.assert_allclose(frequencies(own, in_window=True), [1, 0.1, 0.01, 0.001])
+    np.testing.assert_allclose(frequencies(own), np.array([1, 0.01, 1e-4, 1e-6]) / 8)
+    same = replace(stretched, window=SlidingWindow(4, (0,)))
+    np.testing.assert_array_equal(frequencies(same, in_window=True), frequencies(stretched))
+
+
+def test_a_magnitude_multiplies_the_tables(spec: ModelSpec) -> None:
+    for plain, larger in zip(tables(spec, 9), tables(replace(spec, rope_magnitude=1.5), 9), strict=True):
+        np.testing.assert_allclose(larger, 1.5 * plain, rtol=1e-6)
+
+
 def test_settings_and_ready_made_factors_of_one_model_agree(tiny_models: dict[str, TinyPaths]) -> None:
-    paths = tiny_models[tiny.LLAMA_SCALED.name]
-    rates = []
-    for path in (paths.folder, paths.gguf):
-        with open_checkpoint(path) as checkpoint:
-            rates.append(frequencies(checkpoint.spec))
-    np.testing.assert_allclose(rates[0], rates[1], rtol=1e-6)
+    for model in (tiny.LLAMA_SCALED, *tiny.WINDOWED_MODELS):
+        paths = tiny_models[model.name]
+        rates = []
+        for path in (paths.folder, paths.gguf):
+            with open_checkpoint(path) as checkpoint:
+                rates.append(frequencies(checkpoint.spec) * checkpoint.spec.rope_magnitude)
+        np.testing.assert_allclose(rates[0], rates[1], rtol=1e-6)
 
 
 def test_tables_are_right_to_the_last_bit_at_far_positions(spec: ModelSpec) -> None:

@@ -107,7 +107,7 @@ def drive(context: ExecutionContext, oracle: OracleDecoder, num_steps: int, seed
 # Numbers.
 
 
-@pytest.mark.parametrize("model", tiny.TINY_MODELS, ids=lambda model: model.name)
+@pytest.mark.parametrize("model", tiny.EVERY_MODEL, ids=lambda model: model.name)
 def test_logits_are_the_oracles_however_a_sequence_is_cut(
     model: tiny.TinyModel, tiny_models: dict[str, TinyPaths], cache: Path, rig: Rig
 ) -> None:

@@ -26,9 +26,15 @@ def prepared(tiny_models: dict[str, TinyPaths], tmp_path: Path) -> Path:
     return write(tiny_models, tmp_path, WeightFormat.FLOAT32, Precision.F32)
 
 
-def write(models: dict[str, TinyPaths], folder: Path, weights: WeightFormat, precision: Precision) -> Path:
+def write(
+    models: dict[str, TinyPaths],
+    folder: Path,
+    weights: WeightFormat,
+    precision: Precision,
+    model: tiny.TinyModel = MODEL,
+) -> Path:
     form = GraphForm(Dialect.LINEAR, weights, precision, num_candidates=8)
-    with open_checkpoint(models[MODEL.name].folder) as checkpoint:
+    with open_checkpoint(models[model.name].folder) as checkpoint:
         write_model(checkpoint.spec, checkpoint, folder / "model.onnx", form)
     return folder / "model.onnx"
 
@@ -168,3 +174,12 @@ def test_a_rows_length_ends_with_its_new_tokens(prepared: Path, num_tokens: int)
     lengths = lengths_of(graph, starts, num_tokens)
     assert lengths.dtype == np.int32
     assert lengths.tolist() == (starts + num_tokens).tolist()
+
+
+def test_attention_to_a_window_keeps_its_mask(tiny_models: dict[str, TinyPaths], tmp_path: Path) -> None:
+    path = write(tiny_models, tmp_path, WeightFormat.FLOAT32, Precision.F32, tiny.GEMMA3)
+    graph = read_graph(path, MAX_LEN, AttentionForm.LENGTHS)
+    nodes = attentions(loaded(graph))
+    assert [node.op_type for node in nodes] == ["Attention", "TRT_Attention"] * 2
+    assert [node.input[3] for node in nodes[::2]] == ["window_mask"] * 2
+    assert "cache_positions" in names(graph.inputs)

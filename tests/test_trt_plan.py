@@ -12,7 +12,7 @@ from engines.options import CacheType, EngineOptions, Precision, WeightFormat
 from engines.plan_key import PlanTarget
 from engines.plans import Plans
 from engines.prepared import PreparedModels
-from engines.spec import ModelSpec
+from engines.spec import Family, ModelSpec
 from engines.trt_library import TENSORRT, TENSORRT_RTX, TrtLog
 from engines.trt_plan import context_length, graph_form, open_plan, plan_shape, request_plan, target_of
 from tests import tiny
@@ -47,6 +47,17 @@ def test_what_is_left_open_is_16_bits_and_fits_what_is_given(
 ) -> None:
     form = graph_form(spec, EngineOptions(weights=weights, precision=precision))
     assert form.label == f"linear-{label}-k256"
+
+
+def test_gemma_3_is_computed_in_bf16_because_it_exceeds_float16(spec: ModelSpec) -> None:
+    gemma = replace(spec, family=Family.GEMMA3)
+    for weights in (WeightFormat.AUTO, WeightFormat.F16, WeightFormat.INT8):
+        assert graph_form(gemma, EngineOptions(weights=weights)).activations is Precision.BF16
+    assert graph_form(gemma, EngineOptions(precision=Precision.F32)).activations is Precision.F32
+    with pytest.raises(EngineError, match=r"cannot be computed in f16: .* take precision bf16 or f32"):
+        graph_form(gemma, EngineOptions(precision=Precision.F16))
+    with pytest.raises(EngineError, match=r"bf16 needs .* take precision f32"):
+        request_plan(gemma, EngineOptions(weights=WeightFormat.INT8), PlanTarget((7, 5)))
 
 
 def test_a_small_vocabulary_has_no_more_candidates_than_tokens(spec: ModelSpec) -> None:

@@ -248,7 +248,7 @@ def write_gguf(
     model: TinyModel,
     path: Path,
     kind: str = "F32",
-    settings: Mapping[str, int | float | str | None] | None = None,
+    settings: Mapping[str, int | float | str | list[bool] | None] | None = None,
     weights: Mapping[str, Floats] | None = None,
 ) -> Path:
     """Write a GGUF file and return its path.
@@ -306,6 +306,8 @@ def write_gguf(
             writer.add_float32(key, setting)
         elif isinstance(setting, str):
             writer.add_string(key, setting)
+        elif setting is not None:
+            writer.add_array(key, setting)
     for name, value in (gguf_weights(model) if weights is None else weights).items():
         stored = gguf.GGMLQuantizationType[kind if value.ndim == 2 else "F32"]
         writer.add_tensor(name, gguf.quantize(value, stored), raw_dtype=stored)
