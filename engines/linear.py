@@ -148,9 +148,9 @@ class Rows:
             source, target = self._row_of[[copy.source, copy.target]].tolist()
             moves.append(Move(source, target, copy.num_tokens))
             self._lengths[target] = copy.num_tokens
-        if not past.all():
-            self._restart(batch.block_ids[past == 0])
         self._lengths[self._row_of[batch.block_ids]] = past
+        if not past.all():
+            self._lower(batch.block_ids[past == 0])
         if batch.num_tokens == batch.num_sequences:  # one token each
             self._pack(batch.block_ids, moves)
             self._decode(batch.block_ids, batch.token_ids, wanted, np.arange(len(wanted)), runs)
@@ -202,17 +202,15 @@ class Rows:
         if (past > lengths[blocks]).any():
             raise EngineError("a sequence of a step has a past that its block does not hold")
 
-    def _restart(self, blocks: IntArray) -> None:
-        """Empty the rows of blocks that begin a sequence, and let one of them have the spare if it is lower.
+    def _lower(self, blocks: IntArray) -> None:
+        """Let one of the blocks that begin a sequence have the spare row, if that is lower.
 
         Blocks are handed out from the lowest on, so that low rows are dense; a spare row among them is a
         hole, and changing it for a row with nothing in it costs nothing.
         """
-        rows = self._row_of[blocks]
-        self._lengths[rows] = 0
-        highest = int(rows.max())
-        if self._row_of[self._num_blocks] < highest:
-            self._exchange(highest, int(self._row_of[self._num_blocks]), [])
+        highest, spare = int(self._row_of[blocks].max()), int(self._row_of[self._num_blocks])
+        if spare < highest:
+            self._exchange(highest, spare, [])
 
     def _pack(self, blocks: IntArray, moves: list[Move]) -> None:
         """Move outlying rows into holes where there are too many of these.

@@ -115,6 +115,8 @@ class Act(Enum):
     FINISH = "finish"
     REPLACE = "replace"
     """Finish, and begin another sequence in the same step."""
+    BACK = "back"
+    """Forget some tokens and go on with others."""
     PREEMPT = "preempt"
     """Lose the block; the sequence begins again on the next that is free."""
 
@@ -154,7 +156,11 @@ class Driver:
             if turn.act is Act.PREEMPT and block in self.running:
                 feed = self.running.pop(block)
                 self.waiting.append(Feed(feed.token_ids, []))
-            if turn.act in (Act.GROW, Act.REPLACE) and (part := self._grow(block, turn)):
+            if turn.act is Act.BACK and block in self.running:
+                feed = self.running[block]
+                feed.past = max(0, feed.past - turn.num_tokens)
+                feed.token_ids = feed.token_ids[: feed.past]
+            if turn.act in (Act.GROW, Act.REPLACE, Act.BACK) and (part := self._grow(block, turn)):
                 parts.append(part)
         if not parts:
             return None
