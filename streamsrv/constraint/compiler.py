@@ -33,15 +33,32 @@ _stack_size = threading.Lock()
 
 
 class Constraint:
-    """A compiled constraint. Any number of outputs may start from it, on any threads."""
+    """A compiled constraint. Any number of outputs may start from it, on any threads.
 
-    def __init__(self, matcher: LLMatcher, shape: MaskShape) -> None:
-        """`matcher` has accepted nothing, and never does: outputs go on with copies of it."""
-        self._first = ConstraintState(matcher, shape)
+    They share what is worked out on the way, which makes masks fast, until it comes to a limit.
+    """
+
+    def __init__(self, make: Callable[[], LLMatcher], shape: MaskShape) -> None:
+        """`make` makes a matcher in no error that shares nothing with others.
+
+        Raises:
+            InvalidConstraintError: `make` did.
+
+        """
+        self._make = make
+        self._shape = shape
+        self._first: LLMatcher | None = make()
 
     def start(self) -> ConstraintState:
         """Begin an output."""
-        return self._first.copy()
+        first = self._first
+        if first is None:
+            first = self._first = self._make()
+        return ConstraintState(first.deep_copy(), self._shape, self._remake)
+
+    def _remake(self) -> LLMatcher:
+        self._first = None  # those who start now shall not share what is at its limit
+        return self._make()
 
 
 class ConstraintCompiler:
@@ -54,7 +71,10 @@ class ConstraintCompiler:
     def __init__(
         self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int], *, max_kept: int = 64
     ) -> None:
-        """`vocab_size` is the model's: how many logits it gives."""
+        """`vocab_size` is the model's: how many logits it gives.
+
+        Of the end-of-text tokens, the first is the one that is forced where an output must stop.
+        """
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
@@ -77,9 +97,7 @@ class ConstraintCompiler:
         with self._compiling:
             if (known := self._find(spec)) is not None:
                 return known
-            size = sum(len(text.encode()) for text in spec.texts)
-            stack_bytes = max(_MIN_STACK_BYTES, size * _STACK_BYTES_PER_BYTE)
-            constraint = _on_large_stack(lambda: self._compile(spec), stack_bytes)
+            constraint = self._compile(spec)
             with self._keeping:
                 self._kept[spec] = constraint
                 if len(self._kept) > self._max_kept:
@@ -95,16 +113,13 @@ class ConstraintCompiler:
     def _compile(self, spec: ConstraintSpec) -> Constraint:
         if self._tokenizer is None:
             self._tokenizer = self._read_vocabulary(spec.kind)
-        matcher = LLMatcher(self._tokenizer, _grammar(spec), log_level=0, limits=_LIMITS)
-        if not matcher.is_error():
-            # Some faults show with the first mask, and it is the one that takes longest.
-            matcher.compute_bitmask()
-        if matcher.is_error():
-            message = matcher.get_error().removesuffix("<non-verbose/>").strip()
-            if message == "NoExtensionBias":
-                raise InvalidConstraintError(spec.kind, "allows no output at all")
-            raise InvalidConstraintError(spec.kind, f"cannot be compiled: {message}")
-        return Constraint(matcher, self._shape(self._tokenizer.vocab_size))
+        tokenizer = self._tokenizer
+        stack_bytes = max(_MIN_STACK_BYTES, spec.num_bytes * _STACK_BYTES_PER_BYTE)
+
+        def make() -> LLMatcher:
+            return _on_large_stack(lambda: _matcher(tokenizer, spec), stack_bytes)
+
+        return Constraint(make, self._shape(tokenizer.vocab_size))
 
     def _shape(self, library_size: int) -> MaskShape:
         return MaskShape(
@@ -115,12 +130,12 @@ class ConstraintCompiler:
         )
 
     def _read_vocabulary(self, kind: ConstraintKind) -> LLTokenizer:
-        # Without an end-of-text token the library would take a token of its own choice for one.
-        size = self._vocab_size + (not self._eos_token_ids)
-        eos = list(self._eos_token_ids) or [self._vocab_size]
+        if not self._eos_token_ids:
+            raise InvalidConstraintError(kind, "cannot be used with this model: it has no end-of-text token")
+        eos = list(self._eos_token_ids)
         try:
             try:
-                return LLTokenizer(self._tokenizer_json, n_vocab=size, eos_token=eos)
+                return LLTokenizer(self._tokenizer_json, n_vocab=self._vocab_size, eos_token=eos)
             except ValueError:
                 # The tokenizer may have more tokens than the model; those are never allowed.
                 return LLTokenizer(self._tokenizer_json, eos_token=eos)
@@ -128,6 +143,19 @@ class ConstraintCompiler:
             raise InvalidConstraintError(
                 kind, f"cannot be used with this model, whose tokenizer the compiler cannot read: {error}"
             ) from error
+
+
+def _matcher(tokenizer: LLTokenizer, spec: ConstraintSpec) -> LLMatcher:
+    matcher = LLMatcher(tokenizer, _grammar(spec), log_level=0, limits=_LIMITS)
+    if not matcher.is_error():
+        # Some faults show with the first mask, and it is the one that takes longest.
+        matcher.compute_bitmask()
+    if matcher.is_error():
+        message = matcher.get_error().removesuffix("<non-verbose/>").strip()
+        if message == "NoExtensionBias":
+            raise InvalidConstraintError(spec.kind, "allows no output at all")
+        raise InvalidConstraintError(spec.kind, f"cannot be compiled: {message}")
+    return matcher
 
 
 def _grammar(spec: ConstraintSpec) -> str:

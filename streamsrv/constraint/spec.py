@@ -70,9 +70,9 @@ class ConstraintSpec:
     max_bytes: InitVar[int] = MAX_CONSTRAINT_BYTES
 
     def __post_init__(self, max_bytes: int) -> None:
-        size = sum(len(text.encode()) for text in self.texts)
-        if size > max_bytes:
-            raise InvalidConstraintError(self.kind, f"must have at most {max_bytes} bytes, got {size}")
+        if self.num_bytes > max_bytes:
+            description = f"must have at most {max_bytes} bytes, got {self.num_bytes}"
+            raise InvalidConstraintError(self.kind, description)
         if self.kind is ConstraintKind.CHOICES:
             self._check_choices()
             return
@@ -83,6 +83,11 @@ class ConstraintSpec:
                 read_schema(self.texts[0])
             except SchemaError as error:
                 raise InvalidConstraintError(self.kind, str(error)) from error
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the texts, together, in UTF-8."""
+        return sum(len(text.encode()) for text in self.texts)
 
     def _check_choices(self) -> None:
         if not self.texts:

@@ -1,6 +1,6 @@
 """One output on its way through a constraint."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,10 +31,13 @@ class ConstraintState:
     where the output may end; where it must, the first of them alone.
     """
 
-    def __init__(self, matcher: LLMatcher, shape: MaskShape) -> None:
-        """Take over a matcher that is in no error."""
+    def __init__(self, matcher: LLMatcher, shape: MaskShape, remake: Callable[[], LLMatcher]) -> None:
+        """Take over a matcher that is in no error; `remake` makes one that shares nothing with others."""
         self._matcher = matcher
         self._shape = shape
+        self._remake = remake
+        self._token_ids: list[int] = []
+        self._is_alone = False
         self._has_ended = False
 
     @property
@@ -50,8 +53,6 @@ class ConstraintState:
     def mask(self, out: MaskArray) -> None:
         """Write which tokens may come next: [num_mask_words(vocab_size)], contiguous.
 
-        Where the output must stop and the model has no end-of-text token, none may.
-
         Raises:
             ConstraintFailedError: the constraint is too complex to go on with.
 
@@ -59,15 +60,16 @@ class ConstraintState:
         shape, eos = self._shape, self._shape.eos_token_ids
         assert out.shape == (shape.num_words,), f"a mask has {shape.num_words} words, not {out.shape}"
         assert out.flags.c_contiguous, "a mask must be contiguous"
-        if self.must_stop:
+        if not self._matcher.is_error() and self.must_stop:
             out.fill(0)
             eos = eos[:1]
-        elif shape.num_library_words == shape.num_words:
-            self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
         else:
-            out[:] = _words(self._matcher)[: shape.num_words]
-        if self._matcher.is_error():
-            raise ConstraintFailedError(self._matcher.get_error())
+            self._write(out)
+            if self._matcher.is_error():
+                self._go_on_alone()
+                self._write(out)
+            if self._matcher.is_error():
+                raise ConstraintFailedError(self._matcher.get_error())
         out[-1] &= shape.last_word
         may_stop = self.may_stop
         for token_id in eos:
@@ -99,9 +101,14 @@ class ConstraintState:
             if not self.may_stop or self._has_ended:
                 raise ConstraintFailedError(f"token {token_id} ends an output that is not complete")
             self._has_ended = True
-        elif self.must_stop or not self._matcher.consume_token(token_id):
-            cause = self._matcher.get_error() or "the output is complete"
-            raise ConstraintFailedError(f"token {token_id}: {cause}")
+            return
+        if not self._matcher.is_error() and self.must_stop:
+            raise ConstraintFailedError(f"token {token_id} follows an output that is complete")
+        if not self._matcher.consume_token(token_id):
+            self._go_on_alone()
+            if not self._matcher.consume_token(token_id):
+                raise ConstraintFailedError(self._matcher.get_error())
+        self._token_ids.append(token_id)
 
     def roll_back(self, num_tokens: int) -> None:
         """Take back the last tokens accepted.
@@ -113,8 +120,10 @@ class ConstraintState:
         if num_tokens and self._has_ended:
             self._has_ended = False
             num_tokens -= 1
-        if num_tokens and not self._matcher.rollback(num_tokens):
-            raise ConstraintFailedError(self._matcher.get_error())
+        if num_tokens:
+            if not self._matcher.rollback(num_tokens):
+                raise ConstraintFailedError(self._matcher.get_error())
+            del self._token_ids[-num_tokens:]
 
     def masks_along(self, draft: Sequence[int], out: MaskArray) -> int:
         """Write the masks at the tokens of a draft and behind it: [len(draft) + 1, num words].
@@ -140,10 +149,26 @@ class ConstraintState:
 
     def copy(self) -> "ConstraintState":
         """Make a state that goes on from here by itself."""
-        twin = ConstraintState(self._matcher.deep_copy(), self._shape)
+        twin = ConstraintState(self._matcher.deep_copy(), self._shape, self._remake)
+        twin._token_ids = self._token_ids.copy()
         twin._has_ended = self._has_ended
         return twin
 
+    def _write(self, out: MaskArray) -> None:
+        if self._shape.num_library_words == self._shape.num_words:
+            self._matcher.unsafe_compute_mask_ptr(out.ctypes.data, out.nbytes)
+        else:
+            words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
+            out[:] = words[: self._shape.num_words]
 
-def _words(matcher: LLMatcher) -> MaskArray:
-    return np.frombuffer(matcher.compute_bitmask(), np.uint32)
+    def _go_on_alone(self) -> None:
+        """Leave the lexer that all copies share, if it is that which has come to a limit.
+
+        What one output makes it work out stays in it. Nobody's output may end by what others did, so each
+        gets a second try with a lexer of its own.
+        """
+        if self._is_alone or not self._matcher.get_error().startswith("lexer error"):
+            return
+        self._matcher = self._remake()
+        self._is_alone = True
+        self._matcher.consume_tokens(self._token_ids)
