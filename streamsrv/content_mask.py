@@ -1,4 +1,4 @@
-"""Tells a chat template's own control tokens from what looks like one inside a message."""
+"""Tells a chat template's own control tokens from what looks like one inside a caller's text."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -31,7 +31,7 @@ class Placeholders:
 
 
 class ContentMask:
-    """Finds in messages what could become a control token: a part of one, or a whole one.
+    """Finds in a caller's texts what could become a control token: a part of one, or a whole one.
 
     `control_texts` are the control tokens' texts, none empty.
     """
@@ -42,6 +42,7 @@ class ContentMask:
         self._pattern = re.compile("|".join(map(re.escape, self._texts)) or "(?!)")
         self._firsts = frozenset(text[0] for text in self._texts)
         self._tails = frozenset(text[i:] for text in self._texts for i in range(1, len(text)))
+        self._joined = "\0".join(self._texts)
         self._longest = max(map(len, self._texts), default=0)
 
     def touches(self, content: str) -> bool:
@@ -58,17 +59,21 @@ class ContentMask:
         return starts | self._continuation(content)
 
     def whole_tokens(self, content: str) -> set[int]:
-        """Positions where the content has a whole control token's text, and of a possible continuation."""
+        """Positions where the content has a whole control token's text."""
         starts = set()
         for text in self._texts:
             i = content.find(text)
             while i >= 0:
                 starts.add(i)
                 i = content.find(text, i + 1)
-        return starts | self._continuation(content)
+        return starts
+
+    def tokens_and_continuation(self, content: str) -> set[int]:
+        """Positions where the content has a whole control token's text, and of a possible continuation."""
+        return self.whole_tokens(content) | self._continuation(content)
 
     def placeholders(self, contents: Sequence[str], template: str) -> Placeholders:
-        """Make stand-ins for every character that the two functions above may name."""
+        """Make stand-ins for every character that the functions above may name."""
         chars = set(self._firsts)
         for content in contents:
             chars.update(content[i] for i in self._continuation(content))
@@ -84,6 +89,6 @@ class ContentMask:
         if any(body[:n] in self._tails for n in range(1, min(self._longest, len(body) + 1))):
             return {start}
         word = body.rstrip()
-        if word and len(word) < self._longest and any(word in text for text in self._texts):
+        if word and len(word) < self._longest and word in self._joined:
             return {start}
         return set()

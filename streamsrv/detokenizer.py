@@ -17,6 +17,7 @@ class Detokenizer:
     `StopMatcher` for which one is the first.
 
     `include_stop` keeps the stop string itself in the text. `continues` is as in `Tokenizer.decode`.
+    `kept_ids` are control tokens whose text stays even with `skip_special`.
     """
 
     def __init__(
@@ -27,9 +28,10 @@ class Detokenizer:
         include_stop: bool = False,
         skip_special: bool = True,
         continues: bool = False,
+        kept_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._token_bytes = tokenizer.token_bytes
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._skipped = tokenizer.special_ids - kept_ids if skip_special else frozenset()
         self._strip = tokenizer.strips_first_space and not continues
         self._utf8 = _Utf8Decoder(errors="replace")
         self._stops = StopMatcher(stop) if stop else None

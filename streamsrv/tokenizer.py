@@ -2,16 +2,16 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import tokenizers
 
 from engines.api import CheckpointError
 from engines.spec import Vocabulary
-from streamsrv.chat import ChatMessage, ChatTemplate, ChatTemplateError
-from streamsrv.content_mask import ContentMask
+from streamsrv.chat import ChatMessage, ChatTemplate, ChatTemplateError, Tool, chat_values
+from streamsrv.content_mask import ContentMask, Placeholders
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -56,6 +56,11 @@ class Tokenizer:
         """Whether a token is a control token, which has no part in the text."""
         return token_id in self.special_ids
 
+    def control_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """Give the ids of those texts that are control tokens."""
+        wanted = set(texts)
+        return frozenset(i for i in self.special_ids if self._added[i] in wanted)
+
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Turn a text into ids.
 
@@ -98,66 +103,100 @@ class Tokenizer:
             data = data[1:]
         return data.decode("utf-8", errors="replace")
 
-    def render_chat(self, messages: Sequence[ChatMessage], add_generation_prompt: bool = True) -> str:
-        """Write messages as the prompt that the model's template makes of them.
+    def render_chat(
+        self,
+        messages: Sequence[ChatMessage],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """Write messages and tools as the prompt that the model's template makes of them.
+
+        `variables` are as in `ChatTemplate.render`.
 
         Raises:
-            ChatTemplateError: there is no template, it is faulty, or it refuses the messages.
+            ChatTemplateError: there is no template, it is faulty, or it refuses what it is given.
 
         """
-        if isinstance(self._template, ChatTemplateError):
-            raise self._template
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._usable_template().render(
+            messages, tools=tools, variables=variables, add_generation_prompt=add_generation_prompt
+        )
 
     def encode_chat(
         self,
         messages: Sequence[ChatMessage],
         *,
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, object] | None = None,
         add_generation_prompt: bool = True,
         parse_special: bool = False,
     ) -> list[int]:
-        """Encode messages through the template, whose control tokens are parsed.
+        """Encode messages and tools through the template, whose control tokens are parsed.
 
-        What looks like a control token inside a message is text, unless `parse_special`. Otherwise the ids
-        are those of the rendered prompt; nothing is added around it, since templates write such tokens.
+        What looks like a control token inside a message, a tool, a call or a variable is text, unless
+        `parse_special`. Otherwise the ids are those of the rendered prompt; nothing is added around it, since
+        templates write such tokens.
 
         Raises:
-            ChatTemplateError: as `render_chat`; or the template would build a control token out of a
-                message in a way that cannot be kept apart.
+            ChatTemplateError: as `render_chat`; or the template would build a control token out of one of
+                these texts in a way that cannot be kept apart.
 
         """
-        text = self.render_chat(messages, add_generation_prompt)
-        contents = [message.content for message in messages]
-        if parse_special or not any(map(self._mask.touches, contents)):
+        template = self._usable_template()
+        render = partial(
+            template.render,
+            messages,
+            tools=tools,
+            variables=variables,
+            add_generation_prompt=add_generation_prompt,
+        )
+        text = render()
+        given: dict[str, None] = {}
+
+        def seen(content: str) -> str:
+            given[content] = None
+            return content
+
+        chat_values(messages, tools, variables or {}, seen)
+        if parse_special or not any(map(self._mask.touches, given)):
             return self.encode(text, add_special=False, parse_special=True)
-        marked = self._marked(messages, text, add_generation_prompt)
+        holders = self._mask.placeholders(list(given), template.source)
+        marked = self._marked(lambda find: render(mark=lambda s: holders.put(s, find(s))), holders, text)
         if self._mask.found(marked) == self._mask.found(text):
             return self.encode(text, add_special=False, parse_special=True)
         return self._encode_between(self._control_spans(marked), text)
 
-    def _marked(self, messages: Sequence[ChatMessage], text: str, add_generation_prompt: bool) -> str:
-        """Render with stand-ins in the messages, so that only the template's own control tokens are left.
+    def _usable_template(self) -> ChatTemplate:
+        if isinstance(self._template, ChatTemplateError):
+            raise self._template
+        return self._template
+
+    def _marked(
+        self, render: Callable[[Callable[[str], set[int]]], str], holders: Placeholders, text: str
+    ) -> str:
+        """Render with stand-ins in the given texts, so that only the template's control tokens are left.
 
         Every character is at its position in `text`, the plain rendering.
         """
-        template = self._template.source if isinstance(self._template, ChatTemplate) else ""
-        holders = self._mask.placeholders([message.content for message in messages], template)
-
-        def render(find: Any) -> str:
-            masked = [replace(m, content=holders.put(m.content, find(m.content))) for m in messages]
-            return self.render_chat(masked, add_generation_prompt)
-
-        strict = render(self._mask.every_start)
-        if holders.restore(strict) == text:
-            return strict
-        # The template looks into the messages, say for "</think>". It may see all but whole control tokens.
-        light = render(self._mask.whole_tokens)
-        if holders.restore(light) == text and self._mask.found(light) == self._mask.found(strict):
-            return light
-        raise ChatTemplateError(
-            "a message holds the text of a control token, and the model's chat template treats it as one; "
-            "take it out of the message, or ask for special tokens to be parsed"
+        refusal = ChatTemplateError(
+            "a message, tool or variable holds the text of a control token, and the model's chat template "
+            "treats it as one; take it out, or ask for special tokens to be parsed"
         )
+        try:
+            strict = render(self._mask.every_start)
+            if holders.restore(strict) == text:
+                return strict
+            # The template looks into the texts, say for "</think>" or a schema's "object". It may see more
+            # of them, as long as that makes no control token.
+            own = self._mask.found(strict)
+            for find in (self._mask.tokens_and_continuation, self._mask.whole_tokens):
+                lighter = render(find)
+                if holders.restore(lighter) == text and self._mask.found(lighter) == own:
+                    return lighter
+        except ChatTemplateError as error:
+            raise refusal from error
+        raise refusal
 
     def _control_spans(self, text: str) -> list[tuple[int, int, int]]:
         """Where the control tokens of a text are: first character, one after the last, id."""
