@@ -34,8 +34,8 @@ class RowCache:
     """Gives each sequence one block, a row as long as the longest sequence.
 
     A row is written by its owner alone, so it has one at a time. What others computed is had in two ways: a
-    free row that begins with the same tokens is taken over, and what follows in it is lost; or the beginning
-    is copied to another row, from a free one or from one at work.
+    free row that begins with the same tokens is taken over, and what follows in it is lost; or, where that
+    would be much, the beginning is copied to another row. From a row at work it is always copied.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -85,8 +85,7 @@ class RowCache:
         if best is None:
             self._own(sequence, self._new_row())
             return 0
-        is_last = self._pool.num_free == 1
-        if best.is_free and (is_last or best.num_lost <= best.num_tokens):
+        if best.is_free and self._may_lose(best):
             self._pool.take([best.row])
             self._pool.unname(best.row)
             del self._contents[best.row]
@@ -140,6 +139,13 @@ class RowCache:
         assert len(self._contents) == self._pool.num_kept
         assert all(self._pool.find(row) == row for row in self._contents)
         assert all(self._pool.is_free(row) for row in self._contents)
+
+    def _may_lose(self, match: _Match) -> bool:
+        """Whether a free row is better taken over than kept for others."""
+        if match.num_lost < _LEAST_GAIN or self._pool.num_free == 1:
+            return True
+        has_empty = self._pool.num_free > self._pool.num_kept
+        return not has_empty and match.num_lost <= match.num_tokens
 
     def _new_row(self) -> int:
         blocks = self._pool.allocate(1)

@@ -4,49 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from engines.api import CacheSpec
-from engines.scripted import ScriptedEngine
-from streamsrv.request import GenerateRequest, StopConditions
-from streamsrv.scheduler import Scheduler, Step
+from streamsrv.request import StopConditions
+from streamsrv.scheduler import Scheduler
 from streamsrv.sequence import Sequence, SequenceStatus
-
-SCRIPT = "one two three four five six seven eight nine ten"
-
-
-def make_sequence(number: int, prompt: int, output: int) -> Sequence:
-    request = GenerateRequest(
-        f"r{number}", tuple(range(3, 3 + prompt)), stop=StopConditions(max_tokens=output)
-    )
-    return Sequence(number, request, max_tokens=output, eos_token_ids=frozenset())
-
-
-class Driver:
-    """A scheduler with a scripted context, stepped by hand."""
-
-    def __init__(self, num_blocks: int, block_size: int, max_running: int, max_step_tokens: int) -> None:
-        engine = ScriptedEngine(SCRIPT, num_blocks=num_blocks, block_size=block_size)
-        self.context = engine.create_context()
-        self.replies = [*engine.script_ids, engine.eos_token_id]
-        self.scheduler = Scheduler(
-            self.context.cache, max_running=max_running, max_step_tokens=max_step_tokens
-        )
-        self.finished: list[Sequence] = []
-
-    def step(self) -> Step | None:
-        step = self.scheduler.schedule()
-        if step is None:
-            return None
-        rows = self.context.step(step.batch).logits.argmax(axis=1)
-        self.scheduler.update(step, [int(row) for row in rows])
-        for sequence in step.sampled:
-            if sequence.num_output_tokens >= sequence.max_tokens:
-                self.scheduler.finish(sequence)
-                self.finished.append(sequence)
-        self.scheduler.check_integrity()
-        return step
+from tests.scheduler_driver import Driver, make_sequence
 
 
 def test_an_idle_scheduler_has_no_step() -> None:
@@ -133,66 +96,6 @@ def test_an_illegal_change_of_status_is_refused() -> None:
         sequence.move_to(SequenceStatus.RUNNING)
 
 
-arrival = st.tuples(st.integers(0, 6), st.integers(1, 20), st.integers(1, 11), st.integers(0, 40))
-
-
-def run_schedule(
-    num_blocks: int, block_size: int, max_running: int, spare: int, arrivals: list[tuple[int, int, int, int]]
-) -> None:
-    """Sequences come and are aborted at any step: all end with the right tokens, no block is lost."""
-    driver = Driver(num_blocks, block_size, max_running, max_running + spare)
-    fitting = [a for a in arrivals if a[1] + a[2] <= num_blocks * block_size]
-    sequences = [make_sequence(i, prompt, output) for i, (_, prompt, output, _) in enumerate(fitting)]
-    pending = list(zip(sequences, fitting, strict=True))
-    aborted = set()
-    for now in range(5_000):
-        while pending and pending[0][1][0] <= now:
-            driver.scheduler.add(pending.pop(0)[0])
-        for sequence, (_, _, _, end) in zip(sequences, fitting, strict=True):
-            added = all(sequence is not s for s, _ in pending)
-            if end == now and added and sequence.status is not SequenceStatus.FINISHED:
-                driver.scheduler.finish(sequence)
-                aborted.add(sequence.sequence_id)
-        if driver.step() is None and not pending:
-            break
-    assert not driver.scheduler.has_work, "no progress"
-    assert driver.scheduler.num_free_blocks == num_blocks
-    for sequence in sequences:
-        output = sequence.token_ids[sequence.num_prompt_tokens :]
-        assert output == driver.replies[: len(output)]
-        assert sequence.sequence_id in aborted or len(output) == sequence.max_tokens
-
-
-@given(
-    num_blocks=st.integers(1, 12),
-    block_size=st.integers(1, 5),
-    max_running=st.integers(1, 5),
-    spare=st.integers(0, 12),
-    arrivals=st.lists(arrival, max_size=10).map(sorted),
-)
-@settings(max_examples=300, deadline=None)
-def test_any_schedule_ends_with_right_tokens_and_all_blocks_free(
-    num_blocks: int, block_size: int, max_running: int, spare: int, arrivals: list[tuple[int, int, int, int]]
-) -> None:
-    run_schedule(num_blocks, block_size, max_running, spare, arrivals)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@given(
-    num_blocks=st.integers(1, 12),
-    block_size=st.integers(1, 5),
-    max_running=st.integers(1, 5),
-    spare=st.integers(0, 12),
-    arrivals=st.lists(arrival, max_size=10).map(sorted),
-)
-@settings(max_examples=10_000, deadline=None)
-def test_many_schedules_end_with_right_tokens_and_all_blocks_free(
-    num_blocks: int, block_size: int, max_running: int, spare: int, arrivals: list[tuple[int, int, int, int]]
-) -> None:
-    run_schedule(num_blocks, block_size, max_running, spare, arrivals)
-
-
 def test_a_batch_lays_tokens_and_blocks_end_to_end() -> None:
     driver = Driver(num_blocks=16, block_size=4, max_running=4, max_step_tokens=7)
     driver.scheduler.add(make_sequence(1, prompt=5, output=3))
@@ -216,3 +119,106 @@ def test_a_request_may_stop_only_after_its_least_number_of_tokens() -> None:
     finish = sequence.finish_by(7, None)
     assert finish is not None
     assert finish.matched == 7
+
+
+def test_guesses_are_verified_with_what_the_budget_leaves() -> None:
+    driver = Driver(num_blocks=16, block_size=4, max_running=4, max_step_tokens=8)
+    first, second = make_sequence(1, prompt=3, output=9), make_sequence(2, prompt=3, output=9)
+    driver.add(first, second)
+    driver.step()
+    step = driver.scheduler.schedule({1: [8] * 5, 2: [9] * 5})
+    assert step is not None
+    assert [(part.num_new, part.guesses) for part in step.parts] == [(1, (8,) * 5), (1, (9,))]
+    np.testing.assert_array_equal(step.batch.query_begins, [0, 6, 8])
+    np.testing.assert_array_equal(step.batch.logit_rows, range(8))
+
+
+def test_the_guesses_that_were_right_are_in_the_cache() -> None:
+    driver = Driver(num_blocks=16, block_size=4, max_running=1, max_step_tokens=8)
+    sequence = make_sequence(1, prompt=3, output=9)
+    driver.add(sequence)
+    driver.step()
+    step = driver.scheduler.schedule({1: [5, 6, 7]})
+    assert step is not None
+    driver.scheduler.update(step, [[5, 6, 1]])
+    assert sequence.token_ids[-3:] == [5, 6, 1]
+    assert sequence.num_computed == 3 + 1 + 2
+    assert (sequence.num_guessed_tokens, sequence.num_accepted_tokens) == (3, 2)
+    assert driver.scheduler.counters.num_accepted_tokens == 2
+
+
+def test_tokens_that_are_certain_to_follow_are_computed_together() -> None:
+    driver = Driver(num_blocks=16, block_size=4, max_running=1, max_step_tokens=8)
+    sequence = make_sequence(1, prompt=3, output=9)
+    driver.add(sequence)
+    step = driver.scheduler.schedule()
+    assert step is not None
+    driver.scheduler.update(step, [[5, 6, 7]])
+    step = driver.scheduler.schedule()
+    assert step is not None
+    assert [(part.num_new, part.samples) for part in step.parts] == [(3, True)]
+
+
+def test_guesses_beyond_the_last_token_allowed_are_left_out() -> None:
+    driver = Driver(num_blocks=16, block_size=4, max_running=1, max_step_tokens=8)
+    driver.add(make_sequence(1, prompt=3, output=3))
+    driver.step()
+    step = driver.scheduler.schedule({1: [5] * 6})
+    assert step is not None
+    assert step.parts[0].num_drafts == 1
+
+
+def test_guesses_take_nobody_s_blocks() -> None:
+    driver = Driver(num_blocks=3, block_size=4, max_running=2, max_step_tokens=16)
+    first, second = make_sequence(1, prompt=4, output=8), make_sequence(2, prompt=3, output=1)
+    driver.add(first, second)
+    step = driver.scheduler.schedule()
+    assert step is not None
+    driver.scheduler.update(step, [1, 1])
+    step = driver.scheduler.schedule({1: [5] * 7})
+    assert step is not None
+    assert [(part.sequence, part.num_drafts) for part in step.parts] == [(first, 3), (second, 0)]
+    assert driver.scheduler.num_preemptions == 0
+
+
+def test_a_prompt_s_logits_are_given_once_for_each_token_in_small_pieces() -> None:
+    driver = Driver(num_blocks=64, block_size=4, max_running=2, max_step_tokens=100)
+    driver.add(make_sequence(1, prompt=150, output=2, wants_prompt_logits=True))
+    rows = []
+    while (step := driver.step()) is not None:
+        rows.append((step.batch.num_tokens, step.parts[0].num_prompt_rows, len(step.batch.logit_rows)))
+    assert rows == [(64, 64, 64), (64, 64, 64), (22, 21, 22), (1, 0, 1)]
+
+
+def test_a_prompt_whose_logits_are_wanted_is_computed_in_full() -> None:
+    driver = Driver(num_blocks=64, block_size=4, max_running=2, max_step_tokens=100, prefix_cache=True)
+    for number in range(2):
+        driver.add(sequence := make_sequence(number, prompt=40, output=2, wants_prompt_logits=number == 1))
+        assert driver.run() == 41
+        assert sequence.num_cached_tokens == 0
+
+
+def test_two_prompts_share_the_rows_of_a_step() -> None:
+    driver = Driver(num_blocks=64, block_size=4, max_running=2, max_step_tokens=200)
+    driver.add(*(make_sequence(n, prompt=50, output=1, wants_prompt_logits=True) for n in range(2)))
+    rows = []
+    while (step := driver.step()) is not None:
+        rows.append([part.num_prompt_rows for part in step.parts])
+    assert rows == [[49, 15], [34]]
+
+
+def test_a_stream_that_needs_several_tokens_comes_before_a_prompt() -> None:
+    driver = Driver(num_blocks=64, block_size=4, max_running=2, max_step_tokens=8)
+    prompt, stream = make_sequence(1, prompt=60, output=1), make_sequence(2, prompt=3, output=9)
+    driver.add(stream)
+    step = driver.scheduler.schedule()
+    assert step is not None
+    driver.scheduler.update(step, [[5, 6, 7]])
+    driver.add(prompt)
+    step = driver.scheduler.schedule()
+    assert step is not None
+    assert [(part.sequence, part.num_new) for part in step.parts] == [(stream, 3), (prompt, 5)]
+    driver.scheduler.update(step, [[5, 6, 7]])
+    step = driver.scheduler.schedule()
+    assert step is not None
+    assert [(part.sequence, part.num_new) for part in step.parts] == [(stream, 3), (prompt, 5)]
