@@ -1,6 +1,8 @@
 """Choosing tokens by the beginning of each row's order, as far as that tells."""
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -23,8 +25,23 @@ _LARGEST_EXPONENT = 700.0  # of exp in float64
 _LEAST_TEMPERATURE = np.float32(1e-30)  # the best token alone has any mass long before
 
 
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """What becomes of a row's candidates, and of the tokens beyond them, before the filters."""
+
+    change: Callable[[NDArray[np.int64], FloatArray], int]
+    """Changes the logits [K] of the tokens [K] in place; tokens that are not allowed get minus infinity.
+
+    Returns how many of `num_lowered` are among them. It makes no token better than it was.
+    """
+    num_lowered: int
+    """Tokens of the vocabulary, at most, that may be worse than they were; `num_allowed` tells of others."""
+    num_allowed: int | None = None
+    """Tokens of the vocabulary, at most, that are allowed; None where nearly all are."""
+
+
 class Beginnings:
-    """The K best tokens of each of R rows, by falling logit, without those that are banned.
+    """The best tokens of each of R rows, by falling logit: K, or the first `counts` of K places.
 
     The mass of all tokens that are kept is only known between two bounds, but everything grows with it: if
     both bounds lead to the same token, so does what lies between. The masses and their sums are bit for bit
@@ -36,19 +53,13 @@ class Beginnings:
         token_ids: NDArray[np.int64],
         logits: FloatArray,
         params: Seq[SamplingParams],
-        banned: Seq[tuple[int, ...]],
+        counts: NDArray[np.int64] | None = None,
     ) -> None:
-        """`token_ids` and `logits` are [R, K], of equal logits the lower id first."""
-        self._counts = np.full(len(params), logits.shape[1])  # how many are not banned
-        restricted = [i for i, ids in enumerate(banned) if ids]
-        if restricted:
-            token_ids, logits = token_ids.copy(), logits.copy()
-        for i in restricted:
-            is_banned = np.isin(token_ids[i], banned[i])
-            self._counts[i] -= np.count_nonzero(is_banned)
-            order = np.argsort(is_banned, kind="stable")  # they go to the end, and have no mass there
-            token_ids[i], logits[i] = token_ids[i, order], logits[i, order]
-            logits[i, self._counts[i] :] = -np.inf
+        """`token_ids` and `logits` are [R, K], of equal logits the lower id first.
+
+        The logits of places that are not used are minus infinity.
+        """
+        self._counts = np.full(len(params), logits.shape[1]) if counts is None else counts
         self._token_ids = token_ids
         self._params = params
         self.temperatures = np.array([1.0 if p.is_greedy else p.temperature for p in params])
@@ -90,6 +101,11 @@ class Beginnings:
             np.count_nonzero(below < kept[..., None], axis=2),
         )
         is_certain = (places[0] == places[1]) & (places[1] < size) & (self.known > 0)
+        for i, params in enumerate(self._params):
+            if params.typical_p < 1 and not params.is_greedy:
+                is_certain[i] = kept[0, i] == kept[1, i] <= self.known[i] and self.known[i] > 0
+                if is_certain[i]:
+                    places[0, i] = place_of(points[i], kept[0, i], each[i], below[i], params)
         token_ids = self._token_ids[np.arange(len(points)), np.minimum(places[0], size - 1)]
         return np.where(is_certain, token_ids, UNDECIDED)
 
@@ -104,45 +120,117 @@ class Beginnings:
         return self._below[rows, np.clip(num_best, 1, size) - 1]
 
 
+def place_of(point: float, kept: float, each: FloatArray, below: Masses, params: SamplingParams) -> int:
+    """Where in a row's order the token of a point stands, if the best tokens of a mass `kept` are left.
+
+    `each` and `below` are the masses of the row's tokens, and those of each and its betters.
+    """
+    last = int(np.searchsorted(below, kept))
+    skipped = 0.0
+    if params.typical_p < 1:
+        first, last = _typical(each[: last + 1], params.typical_p)
+        skipped = float(below[first - 1]) if first else 0.0
+        kept = float(below[last])
+    # A product may be rounded up to the whole of what is kept, but its token is not beyond that.
+    return min(int(np.searchsorted(below, skipped + point * (kept - skipped), side="right")), last)
+
+
+def _typical(each: FloatArray, typical_p: float) -> tuple[int, int]:
+    """The first and the last place of those that typical_p keeps of tokens with falling masses.
+
+    They have the surprises that are closest to the expected one (Meister et al., arXiv 2202.00666), so they
+    stand side by side. All that are as close as the last one that is needed are kept.
+    """
+    p = each / each.sum(dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        surprises = -np.log(p)
+    expected = (p[p > 0] * surprises[p > 0]).sum()
+    distances = np.abs(surprises - expected)
+    order = np.argsort(distances, kind="stable")
+    num_needed = int(np.count_nonzero(np.cumsum(p[order]) < typical_p))
+    kept = np.flatnonzero(distances <= distances[order[min(num_needed, len(p) - 1)]])
+    return int(kept[0]), int(kept[-1])
+
+
 def choose_among(
     candidates: Candidates,
     vocab_size: int,
     params: Seq[SamplingParams],
-    banned: Seq[tuple[int, ...]],
+    adjustments: Seq[Adjustment | None],
     points: Masses,
 ) -> NDArray[np.int64]:
     """Choose a token id for each row of an engine's candidates, or `UNDECIDED`."""
-    beginnings = Beginnings(candidates.token_ids, candidates.logits, params, banned)
-    num_banned = np.array([len(ids) for ids in banned])
-    return beginnings.choose(_totals(beginnings, candidates, vocab_size, num_banned), points)
+    token_ids, logits = candidates.token_ids, candidates.logits
+    num_rows, num_candidates = logits.shape
+    counts = np.full(num_rows, num_candidates)
+    rest = _Rest(candidates, vocab_size)
+    if any(adjustments):
+        token_ids, logits = token_ids.copy(), logits.copy()
+    sunk: list[tuple[int, FloatArray]] = []
+    for i, adjustment in enumerate(adjustments):
+        if adjustment is None:
+            continue
+        old, new = candidates.logits[i], logits[i]
+        num_lowered = adjustment.num_lowered - adjustment.change(token_ids[i], new)
+        is_allowed = np.isfinite(new)
+        rest.lower(i, num_lowered)
+        if adjustment.num_allowed is not None:
+            rest.restrict(i, adjustment.num_allowed - int(np.count_nonzero(is_allowed)))
+        # A token that became worse than the last candidate may be worse than others that are not here.
+        is_placed = is_allowed
+        if rest.nums[i]:
+            is_placed = is_allowed & ((new > old[-1]) | ((new == old[-1]) & (old == old[-1])))
+            if is_placed.any():  # else it is undecided
+                sunk.append((i, new[is_allowed & ~is_placed]))
+        order = np.lexsort((token_ids[i], -new, ~is_placed))
+        token_ids[i], logits[i] = token_ids[i, order], new[order]
+        counts[i] = np.count_nonzero(is_placed)
+        logits[i, counts[i] :] = -np.inf
+    beginnings = Beginnings(token_ids, logits, params, counts)
+    others = rest.masses(beginnings.tops, beginnings.temperatures)
+    for i, values in sunk:
+        others[:, i] += masses(values, beginnings.tops[i], beginnings.temperatures[i]).sum(dtype=np.float64)
+    return beginnings.choose(beginnings.known + others * _WIDER, points)
 
 
-@np.errstate(over="ignore")  # by a temperature that is next to nothing
-def _totals(
-    beginnings: Beginnings, candidates: Candidates, vocab_size: int, num_banned: NDArray[np.intp]
-) -> Masses:
-    """Bound the mass of all tokens that are not banned: [2, R], at least and at most.
+class _Rest:
+    """The tokens beyond the candidates of each row: how many may be chosen, and bounds of their mass.
 
-    Let w be what each of the n tokens beyond the candidates has at temperature 1, as a part of the last
-    candidate's: w <= 1, and the sum m of them follows from the logsumexp. At temperature t they have
-    w ** (1 / t), and the sum of these lies between m, because no w is above 1, and n * (m / n) ** (1 / t), by
-    Jensen's inequality.
+    Let w be what each of n tokens has at temperature 1, as a part of the last candidate's: w <= 1, and the
+    sum m of them follows from the logsumexp. At temperature t they have w ** (1 / t), and the sum of these
+    lies between m, because no w is above 1, and n * (m / n) ** (1 / t), by Jensen's inequality.
     """
-    num_rest = vocab_size - candidates.logits.shape[1]
-    if num_rest == 0:
-        return np.stack((beginnings.known, beginnings.known))
-    probabilities = np.exp(candidates.logits - candidates.logsumexp[:, None])
-    missing = 1 - probabilities.sum(axis=1, dtype=np.float64)
-    least = np.maximum(missing - _SLACK - num_banned * probabilities[:, -1], 0)
-    most = np.maximum(missing, 0) + _SLACK
-    last = candidates.logits[:, -1]
-    per_last = np.exp(np.minimum(candidates.logsumexp.astype(np.float64) - last, _LARGEST_EXPONENT))
-    ones = np.minimum(np.stack((least, most)) * per_last, num_rest)
-    others = num_rest * (ones / num_rest) ** (1 / beginnings.temperatures)
-    rest = np.stack((np.minimum(ones[0], others[0]), np.maximum(ones[1], others[1])))
-    rest *= masses(np.minimum(last, beginnings.tops), beginnings.tops, beginnings.temperatures)
-    totals: Masses = beginnings.known + rest * _WIDER
-    return totals
+
+    def __init__(self, candidates: Candidates, vocab_size: int) -> None:
+        self._last = candidates.logits[:, -1]
+        probabilities = np.exp(candidates.logits - candidates.logsumexp[:, None])
+        missing = 1 - probabilities.sum(axis=1, dtype=np.float64)
+        self._sums = np.stack((missing - _SLACK, np.maximum(missing, 0) + _SLACK))  # at least, at most
+        self._of_last = probabilities[:, -1]
+        self._per_last = np.exp(
+            np.minimum(candidates.logsumexp.astype(np.float64) - self._last, _LARGEST_EXPONENT)
+        )
+        self.nums = np.full(len(self._last), vocab_size - candidates.logits.shape[1])
+        """[R] how many there are at most."""
+
+    def lower(self, i: int, count: int) -> None:
+        """Take account of as many tokens of row `i` at most that may be worse than they were."""
+        self._sums[0, i] -= count * self._of_last[i]
+
+    def restrict(self, i: int, count: int) -> None:
+        """Take account of all others being forbidden in row `i`."""
+        self._sums[0, i] = 0
+        self.nums[i] = min(self.nums[i], max(0, count))
+
+    @np.errstate(over="ignore")  # by a temperature that is next to nothing
+    def masses(self, tops: FloatArray, temperatures: Masses) -> Masses:
+        """Bound the mass of each row's: [2, R], at least and at most, as parts of that of the best token."""
+        most = np.maximum(self.nums, 1)
+        ones = np.minimum(np.maximum(self._sums, 0) * self._per_last, self.nums)
+        others = most * (ones / most) ** (1 / temperatures)
+        rest: Masses = np.stack((np.minimum(ones[0], others[0]), np.maximum(ones[1], others[1])))
+        rest *= masses(np.minimum(self._last, tops), tops, temperatures)
+        return rest
 
 
 def choose_among_best(
@@ -154,7 +242,7 @@ def choose_among_best(
     """
     ids = np.stack([_best(row, num_best) for row in rows])
     logits = np.stack([row[best] for row, best in zip(rows, ids, strict=True)])
-    beginnings = Beginnings(ids, logits, params, [()] * len(rows))
+    beginnings = Beginnings(ids, logits, params)
     each = zip(rows, beginnings.tops, beginnings.temperatures, strict=True)
     totals = np.array([masses(row, top, temperature).sum() for row, top, temperature in each])
     return beginnings.choose(np.maximum(totals * _WIDER, beginnings.known), points)

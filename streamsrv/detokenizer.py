@@ -30,7 +30,8 @@ class Detokenizer:
         continues: bool = False,
         kept_ids: frozenset[int] = frozenset(),
     ) -> None:
-        self._token_bytes = tokenizer.token_bytes
+        self.token_bytes = tokenizer.token_bytes
+        """Gives the text of one token, which can be part of a character."""
         self._skipped = tokenizer.special_ids - kept_ids if skip_special else frozenset()
         self._strip = tokenizer.strips_first_space and not continues
         self._utf8 = _Utf8Decoder(errors="replace")
@@ -52,7 +53,7 @@ class Detokenizer:
         """
         if token_id in self._skipped or self._matched_stop is not None:
             return ""
-        data = self._token_bytes(token_id)
+        data = self.token_bytes(token_id)
         if self._strip and data:
             self._strip = False
             data = data.removeprefix(b" ")

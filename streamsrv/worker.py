@@ -10,13 +10,15 @@ from functools import partial
 
 import numpy as np
 
-from engines.api import CacheSpec, Engine, EngineError, ExecutionContext, StreamsrvError
+from engines.api import CacheSpec, Engine, EngineError, ExecutionContext, FloatArray, StreamsrvError
 from streamsrv.detokenizer import Detokenizer
 from streamsrv.engine_thread import EngineThread
 from streamsrv.errors import DeadlinePassedError, StoppedError, WorkerLostError
+from streamsrv.logit_changes import LogitChanges, NothingAllowedError
+from streamsrv.logprobs import RowLogprobs
 from streamsrv.observer import StepReport
 from streamsrv.request import GenerateRequest
-from streamsrv.sampling import RowSampling, needs_full_row, sample
+from streamsrv.sampling import NOTHING_LEFT, RowSampling, needs_full_row, sample
 from streamsrv.scheduler import Scheduler, Step
 from streamsrv.sequence import Finish, FinishReason, Sequence, SequenceStatus
 from streamsrv.stream import Element, OutputEnd, Stream, StreamEnd, Token
@@ -49,6 +51,8 @@ class Output:
     sequence: Sequence
     detokenizer: Detokenizer
     generator: np.random.Generator
+    changes: LogitChanges | None = field(init=False)
+    """What its parameters change about its rows; None is nothing."""
     unbanned: RowSampling = field(init=False)
     """How a row becomes a token that may be any."""
     banned: RowSampling = field(init=False)
@@ -56,13 +60,28 @@ class Output:
 
     def __post_init__(self) -> None:
         """Work out what is the same for every step."""
-        params = self.sequence.request.sampling
-        self.unbanned = RowSampling(params, self.generator)
-        self.banned = RowSampling(params, self.generator, tuple(self.sequence.stop_token_ids))
+        request = self.sequence.request
+        params = request.sampling
+        self.changes = LogitChanges.of(params, request.prompt_token_ids)
+        self.unbanned = RowSampling(params, self.generator, changes=self.changes)
+        self.banned = RowSampling(
+            params, self.generator, tuple(self.sequence.stop_token_ids), changes=self.changes
+        )
 
     def row_sampling(self) -> RowSampling:
         """How its next row of logits becomes a token."""
         return self.unbanned if self.sequence.may_stop_next else self.banned
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the probabilities at each of its tokens are wanted."""
+        return self.job.request.output.wants_logprobs
+
+    def row_logprobs(self, logits: FloatArray) -> RowLogprobs | None:
+        """What is to be told of its row [vocab_size]; None if nothing is."""
+        if not self.wants_logprobs:
+            return None
+        return RowLogprobs(logits, self.job.request.output.num_top_logprobs, self.detokenizer.token_bytes)
 
 
 @dataclass(eq=False, slots=True)
@@ -112,7 +131,8 @@ class _Sampled:
 
     output: Output
     token: Token
-    finish: Finish | None
+    finish: Finish | StreamsrvError | None
+    """An error where no token could be chosen; then there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,12 +403,17 @@ class Worker:
             endings += [
                 _Ending(s.output, s.finish, s.token)
                 for s in taken.sampled
-                if s.finish is not None and not s.output.job.stream.log.ended
+                if isinstance(s.finish, Finish) and not s.output.job.stream.log.ended
             ]
             for ending in endings:
                 scheduler.finish(ending.output.sequence)
         aborts, self._to_abort = self._to_abort, []
-        for job, error in [*aborts, *self._expired()]:
+        failed = [
+            (s.output.job, s.finish)
+            for s in (taken.sampled if taken is not None else ())
+            if isinstance(s.finish, StreamsrvError)
+        ]
+        for job, error in [*aborts, *failed, *self._expired()]:
             for output in _open(job):
                 scheduler.finish(output.sequence)
                 endings.append(_Ending(output, error))
@@ -528,18 +553,30 @@ def _take_step(
     began_s = clock()
     sampling = [output for output, part in zip(outputs, step.parts, strict=True) if part.samples]
     rows, batch = [output.row_sampling() for output in sampling], step.batch
-    if context.num_candidates:
-        in_full = np.array([needs_full_row(row, context.num_candidates) for row in rows], np.bool_)
-        batch = replace(batch, full_rows=in_full)
-    token_ids = sample(context.step(batch), rows)
-    sampled = [_accept(output, token_id) for output, token_id in zip(sampling, token_ids, strict=True)]
+    if num_candidates := context.num_candidates:
+        in_full = [
+            output.wants_logprobs or needs_full_row(row, num_candidates)
+            for output, row in zip(sampling, rows, strict=True)
+        ]
+        batch = replace(batch, full_rows=np.array(in_full, np.bool_))
+    result = context.step(batch)
+    # Before the rows are changed.
+    logprobs = [output.row_logprobs(row) for output, row in zip(sampling, result.logits, strict=True)]
+    token_ids = sample(result, rows)
+    sampled = [_accept(*each) for each in zip(sampling, token_ids, logprobs, strict=True)]
     return _Taken(step, outputs, sampled, began_s, clock())
 
 
-def _accept(output: Output, token_id: int) -> _Sampled:
+def _accept(output: Output, token_id: int, logprobs: RowLogprobs | None) -> _Sampled:
     sequence, detokenizer = output.sequence, output.detokenizer
+    if token_id == NOTHING_LEFT:
+        # A sequence that has taken part in a step gets some token; this one ends before it is looked at.
+        return _Sampled(output, Token(output.index, 0, ""), NothingAllowedError(sequence.num_output_tokens))
+    if output.changes is not None:
+        output.changes.push(token_id)
     text = detokenizer.push(token_id, may_stop=sequence.may_stop_next)
     finish = sequence.finish_by(token_id, detokenizer.matched_stop)
     if finish is not None:
         finish = Finish(finish.reason, finish.matched, detokenizer.flush())
-    return _Sampled(output, Token(output.index, token_id, text), finish)
+    known = None if logprobs is None else logprobs.of(token_id)
+    return _Sampled(output, Token(output.index, token_id, text, known), finish)

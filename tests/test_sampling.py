@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engines.api import Candidates, FloatArray, IntArray, StepResult
+from streamsrv.logit_changes import LogitChanges
 from streamsrv.request import SamplingParams
-from streamsrv.sampling import RowSampling, choose_in_full, needs_full_row, sample
+from streamsrv.sampling import NOTHING_LEFT, RowSampling, choose_in_full, needs_full_row, sample
 
 
 def masses_kept(logits: FloatArray, params: SamplingParams) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
@@ -27,7 +28,37 @@ def masses_kept(logits: FloatArray, params: SamplingParams) -> tuple[NDArray[np.
         p[np.cumsum(p) - p >= params.top_p] = 0
         p /= p.sum()
     p[p < params.min_p * p.max()] = 0
+    p /= p.sum()
+    if params.typical_p < 1:
+        kept = p > 0
+        surprise = np.where(kept, -np.log(np.where(kept, p, 1)), np.inf)
+        distances = np.abs(surprise - (p * np.where(kept, surprise, 0)).sum())
+        closest = np.argsort(distances, kind="stable")
+        needed = int(np.count_nonzero(np.cumsum(p[closest]) < params.typical_p))
+        p[distances > distances[closest[min(needed, len(p) - 1)]]] = 0
     return order, p / p.sum()
+
+
+def changed(logits: FloatArray, row: RowSampling) -> FloatArray:
+    """A whole row after what comes before the filters, by definition; the oracle."""
+    params, logits = row.params, logits.copy()
+    for token_id, bias in params.logit_bias:
+        logits[token_id] += np.float32(bias)
+    history = row.changes.history if row.changes is not None else None
+    ids, counts = (history.ids, history.counts) if history is not None else ((), ())
+    for token_id, count in zip(ids, counts, strict=True):
+        x, penalty = logits[token_id], np.float32(params.repetition_penalty)
+        x = x * penalty if x < 0 else x / penalty
+        if count:
+            x = x - np.float32(params.frequency_penalty) * count - np.float32(params.presence_penalty)
+        logits[token_id] = x
+    forbidden = set(row.banned) | params.banned_token_ids
+    for token_id in range(len(logits)):
+        masked = row.mask is not None and not row.mask[token_id // 32] >> (token_id % 32) & 1
+        excluded = params.allowed_token_ids and token_id not in params.allowed_token_ids
+        if masked or excluded or token_id in forbidden:
+            logits[token_id] = -np.inf
+    return logits
 
 
 def near(logits: FloatArray, params: SamplingParams, point: float) -> set[int]:
@@ -67,8 +98,10 @@ class FarLogits:
 
 def plainly(logits: FloatArray, row: RowSampling) -> int:
     """Choose on the whole row alone, by the plain way."""
-    logits = logits.copy()
-    logits[list(row.banned)] = -np.inf
+    logits = changed(logits, row)
+    if logits.max() == -np.inf:
+        row.draw_point()
+        return NOTHING_LEFT
     if row.params.is_greedy:
         return int(logits.argmax())
     return choose_in_full(logits, row.params, row.generator.random())
@@ -84,6 +117,7 @@ params_strategy = st.builds(
     top_k=st.sampled_from([0, *range(2, 60)]),
     top_p=st.floats(0.01, 1),
     min_p=st.floats(0, 1),
+    typical_p=st.one_of(st.just(1.0), st.floats(0.01, 1)),
 )
 
 
@@ -128,8 +162,24 @@ KINDS_OF_PARAMS: dict[str, Callable[[np.random.Generator], SamplingParams]] = {
     "top_k": lambda rng: SamplingParams(temperature=rng.uniform(0.05, 2), top_k=int(rng.integers(1, 80))),
     "top_p": lambda rng: SamplingParams(top_p=rng.uniform(0.05, 1)),
     "min_p": lambda rng: SamplingParams(temperature=rng.uniform(0.05, 1.5), min_p=rng.uniform(0.01, 1)),
+    "typical_p": lambda rng: SamplingParams(
+        temperature=rng.uniform(0.05, 1.5),
+        top_k=int(rng.integers(0, 80)),
+        top_p=rng.uniform(0.5, 1),
+        typical_p=rng.uniform(0.05, 1),
+    ),
     "all": lambda rng: SamplingParams(
         rng.uniform(0.05, 3), int(rng.integers(0, 100)), rng.uniform(0.05, 1), rng.uniform(0, 0.2)
+    ),
+    "all, penalised": lambda rng: SamplingParams(
+        rng.choice([0, rng.uniform(0.05, 2)]),
+        int(rng.integers(0, 100)),
+        rng.uniform(0.05, 1),
+        rng.uniform(0, 0.2),
+        typical_p=rng.choice([1, rng.uniform(0.3, 1)]),
+        repetition_penalty=rng.choice([1, 1.1, 1.5, 0.9], p=[0.3, 0.3, 0.3, 0.1]),
+        presence_penalty=rng.choice([0, 0.5, 2, -1], p=[0.3, 0.3, 0.3, 0.1]),
+        frequency_penalty=rng.choice([0, 0.5, 2, -1], p=[0.3, 0.3, 0.3, 0.1]),
     ),
 }
 
@@ -141,27 +191,55 @@ SHARES = {
     "top_k": 0.99,
     "top_p": 0.95,
     "min_p": 0.99,
+    "typical_p": 0.8,
     "all": 0.95,
+    "all, penalised": 0.3,
 }
 """Of rows decided by 256 candidates, at least, so that these cannot fall into disuse unnoticed."""
 
 
 def _rows(rng: np.random.Generator, kind: str, logits: FloatArray) -> list[RowSampling]:
+    """Samplings of rows: some with banned tokens, or changed by what the kinds of parameters have not."""
     rows = []
     for i in range(len(logits)):
-        banned: tuple[int, ...] = ()
-        if rng.random() < 0.2:
-            worst_first = np.argsort(logits[i])
-            often_best = _VOCAB - 1 - rng.integers(0, rng.choice([4, _VOCAB]), size=rng.integers(1, 5))
-            banned = tuple({int(token_id) for token_id in worst_first[often_best]})
+        worst_first = np.argsort(logits[i])
+
+        def often_best(most: int, worst_first: NDArray[np.intp] = worst_first) -> list[int]:
+            places = _VOCAB - 1 - rng.integers(0, rng.choice([4, _VOCAB]), size=rng.integers(1, most))
+            return sorted({int(token_id) for token_id in worst_first[places]})
+
+        banned = tuple(often_best(5)) if rng.random() < 0.2 else ()
         params = KINDS_OF_PARAMS[kind](rng)
-        rows.append(RowSampling(params, np.random.default_rng(int(rng.integers(2**32))), banned))
+        mask = None
+        if "penalised" in kind:
+            biases = rng.normal(size=50) * rng.choice([0.5, 5]) - rng.choice([0, 20])
+            params = replace(
+                params,
+                logit_bias=tuple(zip(often_best(50), biases.tolist(), strict=False)) * (rng.random() < 0.4),
+                banned_token_ids=frozenset(often_best(50)) if rng.random() < 0.3 else frozenset(),
+            )
+            if rng.random() < 0.2:
+                allowed = frozenset(often_best(100))
+                params = replace(
+                    params, allowed_token_ids=allowed, banned_token_ids=params.banned_token_ids - allowed
+                )
+            if rng.random() < 0.4:
+                share = rng.choice([0.001, 0.1, 0.5, 0.99])
+                mask = np.packbits(rng.random((_VOCAB + 31) // 32 * 32) < share, bitorder="little").view(
+                    np.uint32
+                )
+        changes = LogitChanges.of(params, often_best(200)) if "penalised" in kind else None
+        if changes is not None:
+            for token_id in often_best(100) * 2:
+                changes.push(token_id)
+        generator = np.random.default_rng(int(rng.integers(2**32)))
+        rows.append(RowSampling(params, generator, banned, changes, mask))
     return rows
 
 
 def _again(rows: list[RowSampling]) -> list[RowSampling]:
     """The same with generators that stand where those stand."""
-    return [RowSampling(r.params, copy.deepcopy(r.generator), r.banned) for r in rows]
+    return [replace(r, generator=copy.deepcopy(r.generator)) for r in rows]
 
 
 @pytest.mark.parametrize("num_candidates", [8, 64, 256])
@@ -191,6 +269,8 @@ def test_all_candidates_are_enough_for_every_row() -> None:
     rng = np.random.default_rng(0)
     for kind_of_rows in KINDS_OF_ROWS.values():
         for kind in KINDS_OF_PARAMS:
+            if kind == "all, penalised":  # what raises tokens reads whole rows
+                continue
             logits = kind_of_rows(rng, (8, _VOCAB)).astype(np.float32)
             far, rows = FarLogits(logits, _VOCAB), _rows(rng, kind, logits)
             expected = [plainly(logits[i], row) for i, row in enumerate(_again(rows))]
@@ -360,10 +440,25 @@ def test_nonsense_logits_are_noticed(nonsense: float, temperature: float) -> Non
         sample(far, rows)
 
 
+def test_a_row_of_which_nothing_that_is_possible_is_allowed_has_no_token_and_the_others_have_theirs() -> None:
+    logits = np.full((3, 40), -np.inf, np.float32)
+    logits[:, 3] = 1
+    generators = [np.random.default_rng(i) for i in range(3)]
+    params = SamplingParams(allowed_token_ids=frozenset([5]))
+    rows = [
+        RowSampling(SamplingParams(), generators[0], banned=(3,)),
+        RowSampling(SamplingParams(), generators[1]),
+        RowSampling(params, generators[2], changes=LogitChanges.of(params, ())),
+    ]
+    for result in (full(logits), FarLogits(logits, 8).result()):
+        assert sample(result, rows) == [NOTHING_LEFT, 3, NOTHING_LEFT]
+
+
 def test_a_row_of_which_nothing_is_possible_is_noticed() -> None:
     logits = np.full((1, 40), -np.inf, np.float32)
-    logits[0, 3] = 1
-    row = RowSampling(SamplingParams(), np.random.default_rng(0), banned=(3,))
-    for result in (full(logits), FarLogits(logits, 8).result()):
+    row = RowSampling(SamplingParams(), np.random.default_rng(0))
+    with np.errstate(invalid="ignore"):
+        far = FarLogits(logits, 8).result()
+    for result in (full(logits), far):
         with pytest.raises(ValueError, match="finite"):
             sample(result, [row])
