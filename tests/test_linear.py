@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engines.api import EngineError
+from engines.api import BlockCopy, EngineError
 from engines.linear import Move, Plan, Rows, Run
 from tests import steps
 from tests.steps import Feed
@@ -478,3 +478,37 @@ def test_a_step_may_go_back_in_a_sequence(driver: Driver) -> None:
     feed.past, feed.token_ids = 1, feed.token_ids[:1]
     grown(driver, [4], 2)
     grown(driver, range(8))
+
+
+def test_what_a_step_copies_is_moved_before_anything_else(driver: Driver) -> None:
+    grow, idle = Turn(Act.GROW, 4, 1), Turn(Act.IDLE, 0, 0)
+    driver.step([grow])
+    source = driver.running[0]
+    target = Feed([*source.token_ids[:3], 77], [5], past=3)
+    driver.running[5] = target
+    batch = replace(steps.batch([(target, 1)]), copies=(BlockCopy(0, 5, 3),))
+    plan = driver.rows.plan(batch)
+    assert plan.moves[0] == Move(driver.rows.row_of(0), driver.rows.row_of(5), 3)
+    assert driver.cache.execute(plan, 1) == [target.token_ids]
+    target.past = 4
+    driver.step([grow, idle, idle, idle, idle, grow])
+
+
+def test_a_row_that_was_copied_can_begin_another_sequence_in_the_same_step(driver: Driver) -> None:
+    driver.step([Turn(Act.GROW, 4, 1)])
+    target = Feed([*driver.running[0].token_ids[:3], 77], [5], past=3)
+    other = Feed([88, 89], [0])
+    batch = replace(steps.batch([(target, 1), (other, 2)]), copies=(BlockCopy(0, 5, 3),))
+    results = driver.cache.execute(driver.rows.plan(batch), 3)
+    assert results == [target.token_ids, [88], [88, 89]]
+
+
+@pytest.mark.parametrize(
+    "copy",
+    [BlockCopy(0, 8, 1), BlockCopy(-1, 1, 1), BlockCopy(0, 0, 1), BlockCopy(0, 1, 9), BlockCopy(0, 1, 0)],
+)
+def test_a_copy_that_makes_no_sense_is_refused(driver: Driver, copy: BlockCopy) -> None:
+    driver.step([Turn(Act.GROW, 4, 1)])
+    batch = replace(steps.batch([(Feed([7, 8], [2]), 1)]), copies=(copy,))
+    with pytest.raises(EngineError, match="cop"):
+        driver.rows.plan(batch)

@@ -4,12 +4,15 @@ import random
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engines.api import CacheSpec
 from streamsrv.request import GenerateRequest, StopConditions
 from streamsrv.scheduler import Scheduler
 from streamsrv.sequence import Sequence
 from tests.simulator.load import Arrival, Plan
+from tests.simulator.model import VOCABULARY
 from tests.simulator.plain import PlainScheduler
 from tests.simulator.simulation import Simulation, simulate
 
@@ -24,6 +27,48 @@ def test_a_few_thousand_random_schedules_end_as_they_should() -> None:
 def test_a_hundred_thousand_random_schedules_end_as_they_should() -> None:
     for seed in range(2_000, 102_000):
         simulate(seed)
+
+
+few_tokens = st.integers(0, VOCABULARY - 1)
+arrival = st.builds(
+    Arrival,
+    st.floats(0, 9),
+    st.lists(few_tokens, min_size=1, max_size=24).map(tuple),
+    st.integers(1, 8),
+    num_outputs=st.integers(1, 3),
+    priority=st.sampled_from([-100, 0, 1, 100]),
+    caller=st.sampled_from(["", "a"]),
+    salt=st.sampled_from(["", "x"]),
+    use_prefix_cache=st.booleans(),
+    wants_prompt_logits=st.booleans(),
+    abort_s=st.none() | st.floats(0, 20),
+)
+plan = st.builds(
+    Plan,
+    num_blocks=st.integers(1, 12),
+    block_size=st.integers(1, 5),
+    max_running=st.integers(1, 4),
+    max_step_tokens=st.integers(4, 20),
+    prefix_cache=st.booleans(),
+    whole_rows=st.just(False),
+) | st.builds(
+    Plan,
+    num_blocks=st.integers(1, 6),
+    block_size=st.just(32),
+    max_running=st.integers(1, 4),
+    max_step_tokens=st.integers(4, 20),
+    prefix_cache=st.booleans(),
+    whole_rows=st.just(True),
+)
+
+
+@given(plan, st.lists(arrival, max_size=8), st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_any_schedule_ends_as_it_should(
+    plan: Plan, arrivals: list[Arrival], rng: random.Random, guesses: bool
+) -> None:
+    fitting = [a for a in arrivals if len(a.prompt) + a.max_tokens <= plan.most_tokens]
+    Simulation(plan, fitting, rng, guesses=guesses).run()
 
 
 def steps_differ(seed: int) -> str:
