@@ -139,6 +139,31 @@ def test_no_string_has_a_lone_surrogate(tiny: Rig) -> None:
     assert not _accepts(tiny, state, '"\\ud800"')
 
 
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "date",
+            ["2024-02-29", "2000-02-29", "1999-12-31", "2023-02-28"],
+            ["2023-02-29", "1900-02-29", "2024-04-31"],
+        ),
+        ("time", ["23:59:59Z", "00:00:00.123-05:30"], ["24:00:00Z", "23:59:60Z", "12:00:00"]),
+        (
+            "date-time",
+            ["2024-02-29T00:00:00Z"],
+            ["2023-02-29T00:00:00Z", "2024-02-29T00:00:60Z", "2024-02-29"],
+        ),
+    ],
+)
+def test_dates_and_times_are_those_that_exist(tiny: Rig, name: str, good: list[str], bad: list[str]) -> None:
+    schema = {"anyOf": [{"type": "string", "format": name}, {"const": {"format": name}}]}
+    state = tiny.start("json_schema", json.dumps({"properties": {"const": schema}, "required": ["const"]}))
+    for text in (*good, {"format": name}):
+        assert _accepts(tiny, state, json.dumps({"const": text}))
+    for text in bad:
+        assert not _accepts(tiny, state, json.dumps({"const": text}))
+
+
 def test_white_space_is_free_but_ends(tiny: Rig) -> None:
     state = tiny.start("json_schema", '{"type": "array", "items": {"const": 1}}')
     assert _accepts(tiny, state, "[" + " \n\t\r" * 16 + "1 ]")

@@ -16,6 +16,17 @@ MAX_NESTING = 100
 # The compiler makes an automaton of that many states, all at once: 20,000 take 0.2 s, a million 10 s.
 MAX_MULTIPLE = 20_000
 _OPTIONS = "x-guidance"
+# What the compiler takes for a date or a time, less the 29th of February of other than leap years, and less
+# leap seconds, which come at few times and many readers refuse.
+_DATE = (
+    r"(\d{4}-(0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|\d{4}-(0[469]|11)-(0[1-9]|[12]\d|30)"
+    r"|\d{4}-02-(0[1-9]|1\d|2[0-8])|(\d\d(0[48]|[2468][048]|[13579][26])|([02468][048]|[13579][26])00)-02-29)"
+)
+_TIME = r"\d\d:\d\d:[0-5]\d"
+_CALENDAR = {"date": f"^{_DATE}$", "time": f"^{_TIME}", "date-time": f"^{_DATE}[Tt ]{_TIME}"}
+# Where the names in an object are the caller's own, and where values are no schemas.
+_NAMES = frozenset({"properties", "patternProperties", "$defs", "definitions"})
+_DATA = frozenset({"enum", "const", "default", "examples"})
 _TOO_DEEP = f"is nested too deeply; at most {MAX_NESTING} levels are allowed"
 
 
@@ -70,7 +81,26 @@ def compiler_schema(schema: JsonObject) -> JsonObject:
         {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,64}"} if flexible else {"whitespace_flexible": False}
     )
     own: JsonObject = {"json_allowed_escapes": 'nrbtf\\"', "coerce_one_of": False, "lenient": False}
-    return {**schema, _OPTIONS: {**space, **own}}
+    return {**_with_calendar(schema), _OPTIONS: {**space, **own}}
+
+
+def _with_calendar(schema: JsonObject, *, has_names: bool = False) -> JsonObject:
+    """Add to each date and time the pattern of those that exist; `has_names` if its keys are no keywords."""
+    made: JsonObject = {}
+    for key, value in schema.items():
+        if not has_names and key in _DATA:
+            made[key] = value
+        elif isinstance(value, dict):
+            made[key] = _with_calendar(value, has_names=not has_names and key in _NAMES)
+        elif isinstance(value, list):
+            made[key] = [_with_calendar(inner) if isinstance(inner, dict) else inner for inner in value]
+        else:
+            made[key] = value
+    kind = schema.get("format")
+    if not has_names and isinstance(kind, str) and kind in _CALENDAR:
+        others = made.get("allOf")
+        made["allOf"] = [*(others if isinstance(others, list) else []), {"pattern": _CALENDAR[kind]}]
+    return made
 
 
 def _whitespace_is_flexible(schema: JsonObject) -> bool:

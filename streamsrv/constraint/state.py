@@ -99,7 +99,8 @@ class ConstraintState:
         """
         if token_id in self._shape.eos_token_ids:
             if not self.may_stop or self._has_ended:
-                raise ConstraintFailedError(f"token {token_id} ends an output that is not complete")
+                state = "has ended" if self._has_ended else "is not complete"
+                raise ConstraintFailedError(f"token {token_id} ends an output that {state}")
             self._has_ended = True
             return
         if not self._matcher.is_error() and self.must_stop:
