@@ -10,8 +10,13 @@ import tokenizers
 
 from engines.api import CheckpointError
 from engines.spec import Vocabulary
-from streamsrv.chat import ChatMessage, ChatTemplate, ChatTemplateError, Tool, chat_values
+from streamsrv.chat import ChatMessage, ChatTemplateError, Tool, chat_values
+from streamsrv.chat_template import ChatTemplate
 from streamsrv.content_mask import ContentMask, Placeholders
+from streamsrv.tool_call_format import tool_call_format
+
+_MAX_THINK_TOKENS = 16
+"""More than `<think>` and the white space after it are in any vocabulary."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -40,6 +45,8 @@ class Tokenizer:
         # A token's bytes are worked out when it is first met; threads may do the same work twice.
         self._bytes: list[bytes | None] = [None] * self.vocab_size
         self._mask = ContentMask(text for i, text in self._added.items() if i in self.special_ids)
+        self.tool_call_format = tool_call_format(vocabulary)
+        """How the model writes calls of tools; None if it does not."""
         self._template: ChatTemplate | ChatTemplateError
         try:
             self._template = _template(vocabulary)
@@ -55,6 +62,10 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         """Whether a token is a control token, which has no part in the text."""
         return token_id in self.special_ids
+
+    def opens_thought(self, ids: Sequence[int]) -> bool:
+        """Whether a prompt's end opens a thought, `<think>`, that the model goes on with."""
+        return self.decode(ids[-_MAX_THINK_TOKENS:], skip_special=False).rstrip().endswith("<think>")
 
     def control_ids(self, texts: Iterable[str]) -> frozenset[int]:
         """Give the ids of those texts that are control tokens."""

@@ -2,24 +2,22 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Protocol
 
 from streamsrv.chat import MAX_JSON_DEPTH
 
-_MAX_HEAD_CHARS = 256
+MAX_HEAD_CHARS = 256
 """Of a name with what may stand between it and its arguments."""
 
 _STRING_RUN = re.compile(r'[^"\\\x00-\x1f]*')
-_SPACES = " \t\r\n"
+SPACES = " \t\r\n"
 _SPACE_RUN = re.compile(r"[ \t\r\n]*")
 _PLAIN_RUN = re.compile(r"[ \t\r\n:,0-9+\-.eEtrufalsn]*")
 _GAP = re.compile(r"[ \t\r\n,:]*")
 _MISTRAL_RUN = re.compile(r"[\w.\-\[\] \t\r\n]*", re.ASCII)
 _MISTRAL_HEAD = re.compile(r"\s*([\w.\-]+)\s*(?:\[CALL_ID\][\w-]*)?\s*(?:\[ARGS\])?\s*", re.ASCII)
-_XML_FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>")
-_XML_PARAMETER = re.compile(r"<parameter=([^<>\n]+)>(.*?)</parameter>", re.DOTALL)
 _BARE_HEADS = ('{"name":"', '{"type":"function"', '{"parameters":{')
 
 _decode = json.JSONDecoder().raw_decode
@@ -113,7 +111,7 @@ class JsonReader:
 
     def _begins_a_call(self, char: str) -> bool:
         assert self._head is not None
-        if char in _SPACES:
+        if char in SPACES:
             return True
         self._head += char
         if self._head in _BARE_HEADS:
@@ -133,16 +131,16 @@ class MistralReader:
         """Read on from a position."""
         i = start
         if self._json is None:
-            while i < len(text) and text[i] in _SPACES and not self._head:
+            while i < len(text) and text[i] in SPACES and not self._head:
                 i += 1
             if i == len(text):
                 return i, Reading.MORE
             if self._head or text[i] not in "[{":
-                match = _MISTRAL_RUN.match(text, i, i + _MAX_HEAD_CHARS - len(self._head))
+                match = _MISTRAL_RUN.match(text, i, i + MAX_HEAD_CHARS - len(self._head))
                 assert match is not None
                 self._head += match[0]
                 i = match.end()
-                if len(self._head) == _MAX_HEAD_CHARS:
+                if len(self._head) == MAX_HEAD_CHARS:
                     return i, Reading.BROKEN
                 if i == len(text):
                     return i, Reading.MORE
@@ -158,83 +156,6 @@ class MistralReader:
             return JsonReader().calls(raw)
         arguments = raw[match.end() :]
         return [(match[1], arguments)] if _is_object(arguments) else []
-
-
-class QwenXmlReader:
-    """Qwen3-Coder's tags. A value goes on to the next `</parameter>`, whatever it holds.
-
-    `schemas` are the tools' parameters by the tools' names: values are written without quotation marks, and
-    only the schema says which are strings.
-    """
-
-    def __init__(self, schemas: Mapping[str, Any]) -> None:
-        self._schemas = schemas
-        self._tag = ""
-        self._allowed: tuple[str, ...] = ("<function=",)
-        self._in_value = False
-        self._last = ""
-
-    def read(self, text: str, start: int) -> tuple[int, Reading]:
-        """Read on from a position."""
-        i = start
-        while i < len(text):
-            if self._in_value:
-                i = self._read_value(text, i)
-                continue
-            char = text[i]
-            if self._tag or char not in _SPACES:
-                if not self._fits(self._tag + char):
-                    return i, Reading.BROKEN
-                self._tag += char
-                if char == ">":
-                    if self._tag == "</function>":
-                        return i + 1, Reading.DONE
-                    self._in_value = self._tag.startswith("<parameter=")
-                    self._tag, self._last = "", ""
-                    self._allowed = ("<parameter=", "</function>")
-            i += 1
-        return i, Reading.MORE
-
-    def calls(self, raw: str) -> list[tuple[str, str]]:
-        """Give the one call; its arguments are made into JSON."""
-        function = _XML_FUNCTION.match(raw)
-        if function is None:
-            return []
-        name = function[1]
-        schema = self._schemas.get(name)
-        properties = schema.get("properties") if isinstance(schema, dict) else None
-        values = {
-            match[1]: _json_text(
-                match[2].removeprefix("\n").removesuffix("\n"),
-                properties.get(match[1]) if isinstance(properties, dict) else None,
-            )
-            for match in _XML_PARAMETER.finditer(raw, function.end())
-        }
-        pairs = (f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in values.items())
-        return [(name, "{" + ", ".join(pairs) + "}")]
-
-    def _fits(self, tag: str) -> bool:
-        if any(allowed.startswith(tag) for allowed in self._allowed):
-            return True
-        named = [allowed for allowed in self._allowed if allowed.endswith("=") and tag.startswith(allowed)]
-        rest = tag[len(named[0]) :] if named else ""
-        return bool(named) and rest[-1] not in "<\n" and rest != ">" and len(tag) <= _MAX_HEAD_CHARS
-
-    def _read_value(self, text: str, i: int) -> int:
-        end = "</parameter>"
-        # The end may have begun in an earlier piece.
-        window = self._last + text[i : i + len(end)]
-        found = window.find(end)
-        if found >= 0:
-            position = i + found + len(end) - len(self._last)
-        else:
-            found = text.find(end, i)
-            position = found + len(end)
-        if found < 0:
-            self._last = (self._last + text[max(i, len(text) - len(end)) :])[1 - len(end) :]
-            return len(text)
-        self._in_value = False
-        return position
 
 
 def _objects(raw: str) -> Iterator[int]:
@@ -297,23 +218,3 @@ def _is_text(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _json_text(value: str, schema: object) -> str:
-    """A value without quotation marks as JSON: a string, unless its schema says something else and it is."""
-    if isinstance(schema, dict):
-        kinds = schema.get("type")
-        kinds = kinds if isinstance(kinds, list) else [kinds]
-        if kinds == ["boolean"]:
-            value = value.lower()
-        try:
-            read = json.loads(value, parse_constant=_no_constant)
-        except (ValueError, RecursionError):
-            read = value
-        if not isinstance(read, str) and ("string" not in kinds or (read is None and "null" in kinds)):
-            return value
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")

@@ -1,4 +1,8 @@
-"""Calls of tools, found in a model's text as it arrives."""
+"""Calls of tools, found in a model's text as it arrives.
+
+Stop texts are looked for before, in the whole text as the model writes it: one that appears in a call ends
+the output there, and the call, being unfinished, comes out as text.
+"""
 
 import json
 import re
@@ -8,7 +12,8 @@ from typing import Any, TypeAlias
 
 from streamsrv.chat import Tool, ToolCall
 from streamsrv.tool_call_format import ToolCallFormat
-from streamsrv.tool_call_readers import CallReader, JsonReader, MistralReader, QwenXmlReader, Reading
+from streamsrv.tool_call_readers import CallReader, JsonReader, MistralReader, Reading
+from streamsrv.tool_call_xml import QwenXmlReader
 
 Piece: TypeAlias = str | ToolCall
 

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.vocabulary import vocabulary_from_gguf
-from streamsrv.chat import ChatMessage, ChatTemplate, ChatTemplateError
+from streamsrv.chat import ChatMessage, ChatTemplateError
+from streamsrv.chat_template import ChatTemplate
 from streamsrv.content_mask import ContentMask
 from streamsrv.tokenizer import Tokenizer
 from tests import tiny_tokenizer, vocabularies

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.vocabulary import vocabulary_from_gguf
-from streamsrv.chat import ChatMessage, ChatTemplate, ChatTemplateError, Tool, ToolCall
+from streamsrv.chat import ChatMessage, ChatTemplateError, Tool, ToolCall
+from streamsrv.chat_template import ChatTemplate
 from streamsrv.tokenizer import Tokenizer
 from streamsrv.tool_call_format import ToolCallFormat
 from streamsrv.tool_calls import ToolCallParser

@@ -189,6 +189,36 @@ def test_calls_in_a_thought_are_only_thought_of() -> None:
 
 
 @pytest.mark.parametrize(
+    ("prompt", "opens"),
+    [
+        ("<|im_start|>assistant\n<think>\n", True),
+        ("<think>", True),
+        ("<think>\n\n</think>\n\n", False),
+        ("", False),
+    ],
+)
+def test_a_prompt_that_ends_in_an_open_thought_is_told_from_others(prompt: str, opens: bool) -> None:
+    tokenizer = vocabularies.byte_level()
+    assert tokenizer.opens_thought(tokenizer.encode(prompt, add_special=False, parse_special=True)) is opens
+
+
+def test_a_tokenizer_knows_its_models_format() -> None:
+    source = (TEMPLATES / "qwen3.jinja").read_text(encoding="utf-8")
+    assert Tokenizer(_vocabulary(source)).tool_call_format is _HERMES
+    assert vocabularies.byte_level().tool_call_format is None
+
+
+def test_a_stop_text_in_a_call_ends_it_and_it_comes_out_as_text() -> None:
+    tokenizer = vocabularies.byte_level()
+    detokenizer, parser = Detokenizer(tokenizer, stop=["STOP"]), ToolCallParser(_HERMES)
+    text = 'a <tool_call>{"name": "f", "arguments": {"a": "STOP"}}</tool_call>'
+    texts = [detokenizer.push(i) for i in tokenizer.encode(text, add_special=False, parse_special=False)]
+    pieces = [piece for part in [*texts, detokenizer.flush()] for piece in parser.push(part)]
+    assert _joined([*pieces, *parser.flush()]) == [text[: text.index("STOP")]]
+    assert detokenizer.matched_stop == "STOP"
+
+
+@pytest.mark.parametrize(
     ("key", "value", "written"),
     [
         ("s", "1", '"1"'),
