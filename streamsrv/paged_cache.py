@@ -40,6 +40,11 @@ class PagedCache:
         """Blocks that so many tokens of one sequence take."""
         return -(-num_tokens // self._block_size)
 
+    def prepare(self, sequence: Sequence) -> None:
+        """Work out what a sequence's blocks are found by, so that no step has to wait for that."""
+        if num_full := sequence.num_tokens // self._block_size:
+            self._key(sequence, num_full - 1)
+
     def num_findable(self, sequence: Sequence) -> int:
         """Count a sequence's leading tokens that need not be computed now."""
         return len(self._find(sequence)) * self._block_size
@@ -78,6 +83,8 @@ class PagedCache:
     def note_computed(self, sequence: Sequence, num_new: int) -> None:
         """Let others find the blocks that a sequence's last `num_new` computed tokens have filled."""
         size, end = self._block_size, sequence.num_computed
+        if end % size >= num_new:
+            return  # no block is full now that was not before
         for index in range((end - num_new) // size, end // size):
             self._pool.name(sequence.block_ids[index], self._key(sequence, index))
 

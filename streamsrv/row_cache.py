@@ -1,5 +1,6 @@
 """The cache of an engine that keeps each sequence in a row of its own."""
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from streamsrv.sequence import Sequence
 
 # Copying a row's beginning costs a step a few percent: for fewer tokens it does not pay.
 _LEAST_GAIN = 16
+_TOKEN_BYTES = array("i").itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +18,12 @@ class _Content:
     """What a row that nobody owns still holds."""
 
     space: bytes
-    token_ids: list[int]
+    packed: bytes
+    """Its tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.packed) // _TOKEN_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,10 @@ class RowCache:
         """Rows that so many tokens of one sequence take."""
         return -(-num_tokens // self._block_size)
 
+    def prepare(self, sequence: Sequence) -> None:
+        """Work out what a sequence's tokens are compared by, so that no step has to wait for that."""
+        _packed(sequence)
+
     def num_findable(self, sequence: Sequence) -> int:
         """Count a sequence's leading tokens that need not be computed now."""
         best = self._best(sequence)
@@ -71,7 +82,8 @@ class RowCache:
 
     def num_common(self, sequence: Sequence, other: Sequence) -> int:
         """Count a sequence's leading tokens that it need not compute once `other` has computed all of its."""
-        return _num_common(sequence.token_ids, other.token_ids, sequence.num_reusable)
+        most = min(sequence.num_reusable, other.num_tokens)
+        return _num_common(_packed(sequence), _packed(other), most)
 
     def admit(self, sequence: Sequence) -> int | None:
         """Give a sequence a row.
@@ -117,7 +129,9 @@ class RowCache:
         del self._owners[row]
         sequence.block_ids = []
         if keep and sequence.num_computed:
-            self._contents[row] = _Content(sequence.space, sequence.token_ids[: sequence.num_computed])
+            self._contents[row] = _Content(
+                sequence.space, bytes(_packed(sequence)[: _TOKEN_BYTES * sequence.num_computed])
+            )
             self._pool.name(row, row)
         self._pool.release([row])
 
@@ -160,29 +174,47 @@ class RowCache:
     def _best(self, sequence: Sequence) -> _Match | None:
         """The row with the longest common beginning; of equal ones the one that loses least if taken."""
         best, best_key = None, (0, 0)
-        tokens, most = sequence.token_ids, sequence.num_reusable
+        tokens, most = _packed(sequence), sequence.num_reusable
         for row, content in self._contents.items():
-            if content.space == sequence.space and (count := _num_common(tokens, content.token_ids, most)):
-                num_lost = len(content.token_ids) - count
-                if (key := (count, -num_lost)) > best_key:
+            if content.space == sequence.space:
+                count = _num_common(tokens, content.packed, min(most, content.num_tokens))
+                num_lost = content.num_tokens - count
+                if count and (key := (count, -num_lost)) > best_key:
                     best, best_key = _Match(count, row, True, num_lost), key
         for row, owner in self._owners.items():
             if owner.space == sequence.space:
-                count = _num_common(tokens, owner.token_ids, min(most, owner.num_computed))
+                count = _num_common(tokens, _packed(owner), min(most, owner.num_computed))
                 if count > best_key[0]:
                     best, best_key = _Match(count, row, False, 0), (count, 0)
         return best
 
 
-def _num_common(first: list[int], second: list[int], most: int) -> int:
-    """How many leading tokens two lists share, at most `most`."""
-    most = min(most, len(first), len(second))
+def _packed(sequence: Sequence) -> bytearray:
+    """The tokens of a sequence as bytes."""
+    packed = sequence.packed
+    if len(packed) < _TOKEN_BYTES * sequence.num_tokens:
+        packed += array("i", sequence.token_ids[len(packed) // _TOKEN_BYTES :]).tobytes()
+    return packed
+
+
+def _num_common(first: bytes | bytearray, second: bytes | bytearray, most: int) -> int:
+    """How many leading tokens are the same, at most `most`, which neither has fewer than."""
     begin, width = 0, 16
-    while begin < most:
+    while begin < most:  # the first `begin` are the same
         end = min(begin + width, most)
-        if first[begin:end] != second[begin:end]:
-            while first[begin] == second[begin]:
-                begin += 1
-            return begin
-        begin, width = end, 2 * width
-    return most
+        if _are_equal(first, second, begin, end):
+            begin, width = end, 2 * width
+            continue
+        while end - begin > 1:
+            middle = (begin + end) // 2
+            if _are_equal(first, second, begin, middle):
+                begin = middle
+            else:
+                end = middle
+        return begin
+    return begin
+
+
+def _are_equal(first: bytes | bytearray, second: bytes | bytearray, begin: int, end: int) -> bool:
+    begin, end = _TOKEN_BYTES * begin, _TOKEN_BYTES * end
+    return first[begin:end] == second[begin:end]

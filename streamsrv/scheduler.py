@@ -47,6 +47,10 @@ class SequenceCache(Protocol):
         """Blocks that so many tokens of one sequence take."""
         ...
 
+    def prepare(self, sequence: Sequence) -> None:
+        """Work out what a sequence is found by, so that no step has to wait for that."""
+        ...
+
     def num_findable(self, sequence: Sequence) -> int:
         """Count a sequence's leading tokens that need not be computed now."""
         ...
@@ -241,6 +245,7 @@ class Scheduler:
         sequence.caller, sequence.arrived_s = caller, now_s
         sequence.rank = now_s - AGEING_S_PER_LEVEL * sequence.priority, sequence.sequence_id
         sequence.set_space(shared=self._is_shared(sequence))
+        self._cache.prepare(sequence)
         self._shares.enter(caller)
         self._line.add(sequence)
 
@@ -294,24 +299,26 @@ class Scheduler:
         follow. Whoever finds that a sequence has ended calls `finish` for it afterwards.
         """
         brought = iter(tokens)
+        charges: dict[str, int] = {}
         for part in step.parts:
             sequence, num_new = part.sequence, part.num_new
-            sequence.num_prompt_logits += part.num_prompt_rows
+            if part.num_prompt_rows:
+                sequence.num_prompt_logits += part.num_prompt_rows
             if part.samples:
                 new = next(brought)
-                new = (new,) if isinstance(new, int) else new
-                num_right = _num_equal(part.guesses, new[:-1])
-                sequence.token_ids.extend(new)
-                sequence.num_guessed_tokens += part.num_drafts
-                sequence.num_accepted_tokens += num_right
-                self._counters.num_guessed_tokens += part.num_drafts
-                self._counters.num_accepted_tokens += num_right
-                num_new += num_right
+                if isinstance(new, int):
+                    new = (new,)
+                if part.guesses:
+                    num_new += self._note_guesses(part, new)
+                sequence.token_ids += new
             sequence.num_computed += num_new
             self._cache.note_computed(sequence, num_new)
             if sequence.num_computed > sequence.num_charged:  # else it was computed before
-                self._shares.charge(sequence.caller, sequence.num_computed - sequence.num_charged)
+                num_charged = sequence.num_computed - sequence.num_charged
+                charges[sequence.caller] = charges.get(sequence.caller, 0) + num_charged
                 sequence.num_charged = sequence.num_computed
+        for caller, num_charged in charges.items():
+            self._shares.charge(caller, num_charged)
 
     def check_integrity(self) -> None:
         """Hold the books against each other; for tests and idle moments.
@@ -333,6 +340,15 @@ class Scheduler:
             assert not sequence.block_ids
             assert sequence.num_computed == 0
         self._shares.check_integrity([s.caller for s in [*waiting, *self._running]])
+
+    def _note_guesses(self, part: Scheduled, tokens: Seq[int]) -> int:
+        """Count the guesses that were right, and so are in the cache; the last token never is."""
+        num_right = _num_equal(part.guesses, tokens[:-1])
+        part.sequence.num_guessed_tokens += part.num_drafts
+        part.sequence.num_accepted_tokens += num_right
+        self._counters.num_guessed_tokens += part.num_drafts
+        self._counters.num_accepted_tokens += num_right
+        return num_right
 
     def _waiting(self) -> Iterator[Sequence]:
         yield from self._line
@@ -450,6 +466,8 @@ class _Room:
         differently, and what fits depends on the neighbours: so they do not change a sequence's output.
         """
         most, left = self.num_tokens, sequence.num_uncomputed
+        if left == 1 and sequence.num_output_tokens:
+            return 1  # the most common case
         if sequence.wants_prompt_logits and sequence.num_prompt_logits < sequence.num_prompt_tokens - 1:
             if self.num_prompt_rows < 2:
                 return 0
@@ -459,11 +477,11 @@ class _Room:
 
     def take(self, sequence: Sequence, num_new: int) -> Scheduled:
         """Use the room for a piece."""
-        begin, end = sequence.num_computed, sequence.num_computed + num_new
         num_rows = 0
         if sequence.wants_prompt_logits:
-            begin = max(begin, sequence.num_prompt_logits)
-            num_rows = max(0, min(end, sequence.num_prompt_tokens - 1) - begin)
+            begin = max(sequence.num_computed, sequence.num_prompt_logits)
+            end = min(sequence.num_computed + num_new, sequence.num_prompt_tokens - 1)
+            num_rows = max(0, end - begin)
         self.num_tokens -= num_new
         self.num_prompt_rows -= num_rows
         return Scheduled(

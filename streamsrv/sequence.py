@@ -116,6 +116,8 @@ class Sequence:
         """Digest of whom it shares the cache with; set by the scheduler."""
         self.block_keys: list[bytes] = []
         """What its leading full blocks are found by, as far as that was needed."""
+        self.packed = bytearray()
+        """Its leading tokens as bytes, which compare fast, as far as that was needed."""
         self._status = SequenceStatus.WAITING
         stop = request.stop
         self.stop_token_ids = stop.stop_token_ids | (frozenset() if stop.ignore_eos else eos_token_ids)
