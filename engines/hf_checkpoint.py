@@ -15,6 +15,9 @@ from engines.spec import Family, ModelInfo, ModelSpec, Vocabulary
 from engines.tensors import EMBED, FINAL_NORM, LM_HEAD, LayerTensor
 
 _TOP_NAMES = {EMBED: "model.embed_tokens.weight", FINAL_NORM: "model.norm.weight", LM_HEAD: "lm_head.weight"}
+_TEXT_PREFIXES = ("language_model.model.", "model.language_model.")
+"""In place of "model." where a model has other parts than that for text."""
+_OTHER_PARTS = ("vision_tower.", "multi_modal_projector.")
 _LAYER_NAMES = {
     LayerTensor.ATTN_NORM: "input_layernorm.weight",
     LayerTensor.Q: "self_attn.q_proj.weight",
@@ -69,10 +72,12 @@ class HfCheckpoint:
         read_config(config, folder.name, has_lm_head=True)
         self._files = SafetensorsFiles(folder)
         try:
-            has_lm_head = _TOP_NAMES[LM_HEAD] in self._files.shapes
+            stored = self._files.shapes
+            self._prefix = next((p for p in _TEXT_PREFIXES if f"{p}norm.weight" in stored), "model.")
+            has_lm_head = _TOP_NAMES[LM_HEAD] in stored
             self._spec = read_config(config, _folder_name(folder), has_lm_head)
-            named = partial(_file_name, self._spec.family)
-            self._places = check_tensors(self._spec, folder, named, self._files.shapes, self._is_ignored)
+            named = partial(_file_name, self._spec.family, self._prefix)
+            self._places = check_tensors(self._spec, folder, named, stored, self._is_ignored)
         except BaseException:
             self.close()
             raise
@@ -136,16 +141,18 @@ class HfCheckpoint:
 
     def _is_ignored(self, stored: str) -> bool:
         # A copy of the tied table, or (old files) the rotary frequencies, which follow from the config.
-        tied_copy = stored == _TOP_NAMES[LM_HEAD] and self._spec.tied_embeddings
-        return tied_copy or stored.endswith("rotary_emb.inv_freq")
+        tied_copy = stored.endswith(_TOP_NAMES[LM_HEAD]) and self._spec.tied_embeddings
+        other_part = self._prefix != "model." and stored.removeprefix("model.").startswith(_OTHER_PARTS)
+        return tied_copy or other_part or stored.endswith("rotary_emb.inv_freq")
 
 
-def _file_name(family: Family, name: str) -> str:
+def _file_name(family: Family, prefix: str, name: str) -> str:
     if name in _TOP_NAMES:
-        return _TOP_NAMES[name]
+        top = _TOP_NAMES[name]
+        return prefix + top.removeprefix("model.") if top.startswith("model.") else top
     _, layer, part = name.split(".")
     names = _LAYER_NAMES | _FAMILY_NAMES.get(family, {})
-    return f"model.layers.{layer}.{names[LayerTensor(part)]}"
+    return f"{prefix}layers.{layer}.{names[LayerTensor(part)]}"
 
 
 def _folder_name(folder: Path) -> str:

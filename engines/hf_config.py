@@ -17,9 +17,10 @@ ARCHITECTURES: Mapping[str, Family] = {
     "qwen2": Family.QWEN2,
     "qwen3": Family.QWEN3,
     "gemma3_text": Family.GEMMA3,
+    "gemma3": Family.GEMMA3,
     "phi3": Family.PHI3,
 }
-"""By `model_type`; SmolLM2 is written as "llama"."""
+"""By `model_type`; SmolLM2 is written as "llama". "gemma3" sees images, too, but is served for text alone."""
 
 _GEMMA3_PERIOD = 6
 """Every so many layers of Gemma 3 one attends to the whole past, where the file does not say."""
@@ -29,6 +30,9 @@ _GEMMA3_PERIOD = 6
 class _Defaults:
     """Settings that a family's configuration class in Hugging Face transformers gives values to."""
 
+    vocab_size: int | None = None
+    """None: it must be there, as below."""
+    num_heads: int | None = None
     head_dim: int | None = None
     """None is hidden_size / num_attention_heads."""
     num_kv_heads: int | None = None
@@ -44,7 +48,13 @@ class _Defaults:
 _DEFAULTS = {
     Family.QWEN3: _Defaults(head_dim=128),
     Family.GEMMA3: _Defaults(
-        head_dim=256, num_kv_heads=4, context_length=131_072, rope_theta=1e6, tied_embeddings=True
+        vocab_size=262_208,
+        num_heads=8,
+        head_dim=256,
+        num_kv_heads=4,
+        context_length=131_072,
+        rope_theta=1e6,
+        tied_embeddings=True,
     ),
     Family.PHI3: _Defaults(context_length=4096, rms_eps=1e-5, tied_embeddings=False),
 }
@@ -88,10 +98,13 @@ def read_config(path: Path, name: str, has_lm_head: bool) -> ModelSpec:
     fields = Fields(read_json(path), path)
     architecture = fields.text("model_type")
     family = family_of(architecture, ARCHITECTURES, path)
+    _refuse_quantized(fields, path)
+    if (text := fields.section("text_config")) is not None and architecture == "gemma3":
+        fields = text
     _refuse_variants(fields, path, architecture, family)
     defaults = _DEFAULTS.get(family, _Defaults())
     hidden_size = fields.integer("hidden_size")
-    num_heads = fields.integer("num_attention_heads")
+    num_heads = fields.integer("num_attention_heads", defaults.num_heads)
     num_layers = fields.integer("num_hidden_layers")
     head_dim = fields.integer("head_dim", defaults.head_dim or hidden_size // num_heads)
     context_length = fields.integer("max_position_embeddings", defaults.context_length)
@@ -103,7 +116,7 @@ def read_config(path: Path, name: str, has_lm_head: bool) -> ModelSpec:
     spec = ModelSpec(
         family=family,
         name=name,
-        vocab_size=fields.integer("vocab_size"),
+        vocab_size=fields.integer("vocab_size", defaults.vocab_size),
         hidden_size=hidden_size,
         num_layers=num_layers,
         num_heads=num_heads,
@@ -129,6 +142,14 @@ def read_config(path: Path, name: str, has_lm_head: bool) -> ModelSpec:
     return spec
 
 
+def _refuse_quantized(fields: Fields, path: Path) -> None:
+    if fields.has("quantization_config"):
+        raise CheckpointError(
+            f"{path}: the weights are quantised (quantization_config); supported are F32, F16 and BF16, "
+            "or a GGUF file"
+        )
+
+
 def _refuse_variants(fields: Fields, path: Path, architecture: str, family: Family) -> None:
     allowed: tuple[str, ...]
     if family is Family.GEMMA3:
@@ -151,11 +172,6 @@ def _refuse_variants(fields: Fields, path: Path, architecture: str, family: Fami
             raise CheckpointError(
                 f"{path}: {key} is not supported for {architecture}; Qwen2's biases on Q, K and V are"
             )
-    if fields.has("quantization_config"):
-        raise CheckpointError(
-            f"{path}: the weights are quantised (quantization_config); supported are F32, F16 and BF16, "
-            "or a GGUF file"
-        )
 
 
 def _window(

@@ -159,7 +159,7 @@ def test_another_architecture_is_refused_with_the_supported_ones(tmp_path: Path)
     (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
     assert refusal(tmp_path, "config.json") == (
         "architecture 'gpt_neox' is not supported; supported are llama, mistral, qwen2, qwen3, "
-        "gemma3_text, phi3"
+        "gemma3_text, gemma3, phi3"
     )
 
 
@@ -399,6 +399,34 @@ def test_gemmas_absent_settings_have_the_defaults_of_transformers(tmp_path: Path
     assert spec.tied_embeddings
 
 
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_of_a_model_that_sees_images_too_the_part_for_text_is_read(tmp_path: Path, prefix: str) -> None:
+    text = tiny.write_hf(tiny.GEMMA3, tmp_path / "text" / "model")
+    both = tiny.write_hf(tiny.GEMMA3, tmp_path / "both" / "model")
+    weights = {
+        prefix + name.removeprefix("model."): value for name, value in load_file(text / WEIGHTS).items()
+    }
+    other = prefix.removesuffix("language_model.") if prefix.startswith("model.") else ""
+    for part in ("vision_tower.embeddings.weight", "multi_modal_projector.norm.weight"):
+        weights[other + part] = np.ones((2, 2), np.float32)
+    weights["language_model.lm_head.weight"] = np.ones((320, 64), np.float32)  # a copy of the table
+    save_file(weights, both / WEIGHTS)
+    config = {"model_type": "gemma3", "text_config": tiny.config(tiny.GEMMA3), "vision_config": {}}
+    (both / "config.json").write_text(json.dumps(config))
+    with open_checkpoint(text) as one, open_checkpoint(both) as other_one:
+        assert other_one.spec == one.spec
+        for name in ("embed", "layers.2.k", "final_norm"):
+            np.testing.assert_array_equal(other_one.tensor(name), one.tensor(name))
+    (both / "config.json").write_text(json.dumps(config | {"quantization_config": {}}))
+    assert "the weights are quantised" in refusal(both, "config.json")
+
+
+def test_a_part_for_images_is_no_part_of_a_model_for_text(tmp_path: Path) -> None:
+    name = "vision_tower.embeddings.weight"
+    folder = with_weights(tmp_path, {name: np.ones((2, 2), np.float32)}, tiny.GEMMA3)
+    assert f"tensor {name!r} is not part of a gemma3 model" in refusal(folder)
+
+
 def test_gemmas_norms_multiply_by_one_more_than_is_stored(tiny_models: dict[str, TinyPaths]) -> None:
     paths = tiny_models[tiny.GEMMA3.name]
     stored = load_file(paths.folder / WEIGHTS)
@@ -462,7 +490,6 @@ LONG_ROPE = tiny.config(tiny.PHI3)["rope_scaling"]
 @pytest.mark.parametrize(
     ("model", "settings", "message"),
     [
-        (tiny.GEMMA3, {"model_type": "gemma3"}, "architecture 'gemma3' is not supported"),
         (tiny.GEMMA3, {"model_type": "gemma2"}, "architecture 'gemma2' is not supported"),
         (tiny.GEMMA3, {"final_logit_softcapping": 30.0}, "final_logit_softcapping is not supported"),
         (tiny.GEMMA3, {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is not supported"),
