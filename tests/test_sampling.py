@@ -14,6 +14,7 @@ from engines.api import Candidates, FloatArray, IntArray, StepResult
 from streamsrv.logit_changes import LogitChanges
 from streamsrv.request import SamplingParams
 from streamsrv.sampling import NOTHING_LEFT, RowSampling, choose_in_full, needs_full_row, sample
+from tests.golden import sampling as golden
 
 
 def masses_kept(logits: FloatArray, params: SamplingParams) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
@@ -129,6 +130,66 @@ def test_a_sampled_token_is_what_the_filters_definitions_say(
     logits = (np.random.default_rng(seed).normal(size=(1, 500)) * scale).astype(np.float32)
     expected = near(logits[0], params, np.random.default_rng(seed).random())
     assert sample(full(logits), [RowSampling(params, np.random.default_rng(seed))])[0] in expected
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The filters and changes against Hugging Face transformers'
+
+
+class Fixed(np.random.Generator):
+    """Draws one number, always."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__(np.random.PCG64())
+        self._number = number
+
+    def random(self, *_args: object, **_kwargs: object) -> float:  # type: ignore[override]
+        return self._number
+
+
+def changes_after(params: SamplingParams, past: golden.Past) -> LogitChanges | None:
+    """What an output changes that has these tokens."""
+    changes = LogitChanges.of(params, past.prompt_ids)
+    if changes is not None:
+        for token_id in past.output_ids:
+            changes.push(token_id)
+    return changes
+
+
+@pytest.mark.parametrize("name", golden.CASES)
+@pytest.mark.parametrize("num_candidates", [0, 64])
+def test_each_token_has_the_part_of_the_draws_that_transformers_gives_it(
+    name: str, num_candidates: int
+) -> None:
+    params = golden.CASES[name]
+    with np.load(golden.GOLDEN_SAMPLING) as file:
+        expected = file[name]
+    for logits, p in zip(golden.rows(), expected, strict=True):
+        changes = changes_after(params, golden.past(logits))
+        order = np.argsort(-p, kind="stable")[: np.count_nonzero(p)]
+        ends = np.cumsum(p[order].astype(np.float64))
+        tolerance = 1e-6
+        told = np.flatnonzero(p[order] > 3 * tolerance)  # at both of a token's ends it is this token
+        points = np.concatenate([ends[told] - p[order[told]] + tolerance, ends[told] - tolerance])
+        rows = [RowSampling(params, Fixed(float(point)), (), changes) for point in points]
+        tiled = np.repeat(logits[None], len(points), axis=0)
+        result = FarLogits(tiled, num_candidates).result() if num_candidates else full(tiled)
+        assert sample(result, rows) == [*order[told], *order[told]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name, params in golden.CASES.items() if params.typical_p == 1],  # it may drop the best
+)
+def test_the_best_of_what_transformers_keeps_is_the_greedy_choice(name: str) -> None:
+    with np.load(golden.GOLDEN_SAMPLING) as file:
+        expected = file[name]
+    params = replace(golden.CASES[name], temperature=0, top_k=0, top_p=1, min_p=0, typical_p=1)
+    for logits, p in zip(golden.rows(), expected, strict=True):
+        changes = changes_after(params, golden.past(logits))
+        row = RowSampling(params, np.random.default_rng(0), (), changes)
+        assert sample(full(logits[None]), [row]) == sample(FarLogits(logits[None], 64).result(), [row])
+        assert sample(full(logits[None]), [row]) == [p.argmax()]
 
 
 # ---------------------------------------------------------------------------------------------------------
