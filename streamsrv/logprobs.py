@@ -33,9 +33,12 @@ class RowLogprobs:
 
     def __init__(self, logits: FloatArray, num_top: int, token_bytes: Callable[[int], bytes]) -> None:
         """`logits` is [vocab_size]; it is copied. `num_top` most probable tokens are wanted, too."""
-        self._logits = logits.astype(np.float64)
-        top = self._logits.max()
-        self._log_sum = float(top + np.log(np.exp(self._logits - top).sum()))
+        self._logits = logits.copy()
+        top = logits.max()
+        with np.errstate(invalid="ignore"):  # a row that is nonsense; whoever samples it will say so
+            # In float32, whose errors are far below what the sum may have: a fifth of the time.
+            sum_of_parts = np.exp(logits - top).sum(dtype=np.float64)
+            self._log_sum = float(top + np.log(sum_of_parts))
         self._top = self._find_top(min(num_top, len(logits)), token_bytes) if num_top else None
 
     def of(self, token_id: int) -> TokenLogprobs:
@@ -48,6 +51,6 @@ class RowLogprobs:
         ids = ids[np.argsort(-logits[ids], kind="stable")[:num_top]]
         return TopLogprobs(
             tuple(ids.tolist()),
-            tuple((logits[ids] - self._log_sum).tolist()),
+            tuple((logits[ids].astype(np.float64) - self._log_sum).tolist()),
             tuple(map(token_bytes, ids.tolist())),
         )
