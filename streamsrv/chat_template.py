@@ -21,6 +21,9 @@ class ChatTemplate:
     `bos_token` and `eos_token` are what the template may mention; None leaves them undefined, and they
     render as nothing.
 
+    It sees `messages`, `tools`, `documents`, `add_generation_prompt`, the two tokens and the request's own
+    variables; of functions, Jinja's own, `raise_exception(message)` and `strftime_now(format)`.
+
     Raises:
         ChatTemplateError: the source is no valid template.
 
