@@ -52,6 +52,25 @@ def test_the_oracle_gives_the_logits_of_transformers_where_attention_has_a_scale
     np.testing.assert_allclose(logits, np.load(GOLDEN_LOGITS)[model.name], rtol=0, atol=MAX_DIFFERENCE)
 
 
+@pytest.mark.parametrize("model", tiny.WINDOWED_MODELS, ids=lambda model: model.name)
+def test_the_golden_logits_depend_on_every_setting_of_a_window(
+    model: tiny.TinyModel, tiny_models: dict[str, TinyPaths]
+) -> None:
+    golden = np.load(GOLDEN_LOGITS)[model.name]
+    with open_checkpoint(tiny_models[model.name].folder) as checkpoint:
+        spec, window = checkpoint.spec, checkpoint.spec.window
+        assert window is not None
+        for wrong in (
+            replace(spec, window=replace(window, size=window.size + 1)),
+            replace(spec, window=replace(window, layers=window.layers[1:])),
+            replace(spec, window=replace(window, rope_theta=20000.0)),
+            replace(spec, rope_factors=None),
+            replace(spec, rope_magnitude=1.1),
+        ):
+            logits = OracleDecoder(checkpoint.tensor, wrong).logits(GOLDEN_IDS)
+            assert np.abs(logits - golden).max() > 100 * MAX_DIFFERENCE
+
+
 @names
 def test_the_golden_logits_depend_on_every_tensor(name: str, tiny_models: dict[str, TinyPaths]) -> None:
     # Or the comparison with them would not see a tensor that is left out or misplaced.
