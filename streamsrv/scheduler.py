@@ -18,8 +18,9 @@ from streamsrv.waiting_line import WaitingLine
 
 AGEING_S_PER_LEVEL = 1.0
 """Seconds of waiting that are worth as much as one level of priority."""
-MAX_PROMPT_LOGITS = 64
-"""Rows of logits of a step for tokens of prompts; the last token's, which is sampled from, is no such."""
+MAX_EXTRA_ROWS = 64
+"""Rows of logits of a step beyond one for each sequence: for tokens of prompts, and for guesses. A row of a
+large vocabulary takes half a megabyte."""
 # A sequence waits for what another computes at most so often: each time that may end before it is done.
 _MOST_WAITS = 4
 _NO_GUESSES: Mapping[int, Seq[int]] = MappingProxyType({})
@@ -267,7 +268,7 @@ class Scheduler:
         `guesses` are the tokens that may follow the last one of a sequence, by its id. As many are computed,
         to be verified, as the budget and the free blocks leave when everybody has its own tokens.
         """
-        room = _Room(self._max_step_tokens, MAX_PROMPT_LOGITS)
+        room = _Room(self._max_step_tokens, MAX_EXTRA_ROWS)
         parts: list[Scheduled] = []
         for sequence in sorted(self._running, key=_turn):
             if room.num_tokens == 0:
@@ -430,12 +431,14 @@ class Scheduler:
         sequence = part.sequence
         if not part.samples or not (own := guesses.get(sequence.sequence_id)):
             return part
-        count = min(len(own), room.num_tokens, sequence.max_tokens - sequence.num_output_tokens - 1)
+        allowed = sequence.max_tokens - sequence.num_output_tokens - 1
+        count = min(len(own), allowed, room.num_tokens, room.num_extra_rows)
         while count > 0 and not self._cache.grow(sequence, sequence.num_tokens + count):
             count -= 1
         if count <= 0:
             return part
         room.num_tokens -= count
+        room.num_extra_rows -= count
         return replace(part, guesses=tuple(own[:count]))
 
 
@@ -457,7 +460,7 @@ class _Room:
     """What a step has room for."""
 
     num_tokens: int
-    num_prompt_rows: int
+    num_extra_rows: int
 
     def piece(self, sequence: Sequence) -> int:
         """How many of a sequence's tokens to compute; 0 if it has to wait for the next step.
@@ -469,9 +472,9 @@ class _Room:
         if left == 1 and sequence.num_output_tokens:
             return 1  # the most common case
         if sequence.wants_prompt_logits and sequence.num_prompt_logits < sequence.num_prompt_tokens - 1:
-            if self.num_prompt_rows < 2:
+            if self.num_extra_rows < 2:
                 return 0
-            most = min(most, sequence.num_prompt_logits + self.num_prompt_rows - sequence.num_computed)
+            most = min(most, sequence.num_prompt_logits + self.num_extra_rows - sequence.num_computed)
         num_new = min(left, most)
         return num_new - 1 if left - num_new == 1 and num_new > 2 else num_new
 
@@ -483,7 +486,7 @@ class _Room:
             end = min(sequence.num_computed + num_new, sequence.num_prompt_tokens - 1)
             num_rows = max(0, end - begin)
         self.num_tokens -= num_new
-        self.num_prompt_rows -= num_rows
+        self.num_extra_rows -= num_rows
         return Scheduled(
             sequence, num_new, samples=num_new == sequence.num_uncomputed, num_prompt_rows=num_rows
         )

@@ -147,6 +147,27 @@ def test_the_guesses_that_were_right_are_in_the_cache() -> None:
     assert driver.scheduler.counters.num_accepted_tokens == 2
 
 
+def test_the_last_token_of_a_step_is_computed_though_it_was_guessed() -> None:
+    driver = Driver(num_blocks=16, block_size=4, max_running=1, max_step_tokens=8)
+    sequence = make_sequence(1, prompt=3, output=9)
+    driver.add(sequence)
+    driver.step()
+    step = driver.scheduler.schedule({1: [5, 6]})
+    assert step is not None
+    driver.scheduler.update(step, [[5]])
+    assert sequence.num_uncomputed == 1
+    driver.scheduler.check_integrity()
+
+
+def test_guesses_have_so_many_rows_of_logits_and_no_more() -> None:
+    driver = Driver(num_blocks=64, block_size=4, max_running=2, max_step_tokens=200)
+    driver.add(make_sequence(1, prompt=3, output=90), make_sequence(2, prompt=3, output=90))
+    driver.step()
+    step = driver.scheduler.schedule({1: [5] * 50, 2: [5] * 50})
+    assert step is not None
+    assert [part.num_drafts for part in step.parts] == [50, 14]
+
+
 def test_tokens_that_are_certain_to_follow_are_computed_together() -> None:
     driver = Driver(num_blocks=16, block_size=4, max_running=1, max_step_tokens=8)
     sequence = make_sequence(1, prompt=3, output=9)

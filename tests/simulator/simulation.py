@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from engines.api import CacheSpec
 from streamsrv.request import GenerateRequest, StopConditions
-from streamsrv.scheduler import MAX_PROMPT_LOGITS, Scheduled, Scheduler, SchedulerCounters, Step
+from streamsrv.scheduler import MAX_EXTRA_ROWS, Scheduled, Scheduler, SchedulerCounters, Step
 from streamsrv.sequence import Sequence, SequenceStatus
 from tests.simulator.cells import Cells, PagedCells, RowCells
 from tests.simulator.load import Arrival, Plan, random_arrivals, random_plan
@@ -187,7 +187,7 @@ class Simulation:
         assert 0 < batch.num_tokens <= plan.max_step_tokens
         assert 0 < batch.num_sequences <= plan.max_running
         assert len({part.sequence.sequence_id for part in step.parts}) == len(step.parts)
-        assert sum(part.num_prompt_rows for part in step.parts) <= MAX_PROMPT_LOGITS
+        assert sum(part.num_prompt_rows + part.num_drafts for part in step.parts) <= MAX_EXTRA_ROWS
         assert len(batch.logit_rows) == sum(p.num_prompt_rows + p.num_sampled_rows for p in step.parts)
         in_step = {part.sequence.sequence_id for part in step.parts}
         for run in self.runs.values():
