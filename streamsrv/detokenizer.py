@@ -1,7 +1,7 @@
 """The text of an output, token by token."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from streamsrv.stop_matcher import StopMatcher
 from streamsrv.tokenizer import Tokenizer
@@ -17,7 +17,7 @@ class Detokenizer:
     `StopMatcher` for which one is the first.
 
     `include_stop` keeps the stop string itself in the text. `continues` is as in `Tokenizer.decode`.
-    `kept_ids` are control tokens whose text stays even with `skip_special`.
+    `kept` are texts of control tokens that stay even with `skip_special`.
     """
 
     def __init__(
@@ -28,11 +28,11 @@ class Detokenizer:
         include_stop: bool = False,
         skip_special: bool = True,
         continues: bool = False,
-        kept_ids: frozenset[int] = frozenset(),
+        kept: Iterable[str] = (),
     ) -> None:
         self.token_bytes = tokenizer.token_bytes
         """Gives the text of one token, which can be part of a character."""
-        self._skipped = tokenizer.special_ids - kept_ids if skip_special else frozenset()
+        self._skipped = tokenizer.special_ids - tokenizer.control_ids(kept) if skip_special else frozenset()
         self._strip = tokenizer.strips_first_space and not continues
         self._utf8 = _Utf8Decoder(errors="replace")
         self._stops = StopMatcher(stop) if stop else None

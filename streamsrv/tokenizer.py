@@ -70,7 +70,7 @@ class Tokenizer:
     def control_ids(self, texts: Iterable[str]) -> frozenset[int]:
         """Give the ids of those texts that are control tokens."""
         wanted = set(texts)
-        return frozenset(i for i in self.special_ids if self._added[i] in wanted)
+        return frozenset(i for i in self.special_ids if self._added[i] in wanted) if wanted else frozenset()
 
     def encode(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Turn a text into ids.

@@ -410,10 +410,9 @@ def test_markers_that_are_control_tokens_reach_the_parser() -> None:
     tokens[0] = "[TOOL_CALLS]"
     tokenizer = Tokenizer(vocabulary_from_gguf(metadata | {"tokenizer.ggml.tokens": tokens}))
     ids = tokenizer.encode('[TOOL_CALLS]f{"a": 1}<|im_end|>', add_special=False, parse_special=True)
-    kept = tokenizer.control_ids(_MISTRAL.markers)
-    assert kept == {0}
+    assert tokenizer.control_ids(_MISTRAL.markers) == {0}
     assert (ids[0], ids[-1]) == (0, 2)
-    detokenizer = Detokenizer(tokenizer, kept_ids=kept)
+    detokenizer = Detokenizer(tokenizer, kept=_MISTRAL.markers)
     texts = [*map(detokenizer.push, ids), detokenizer.flush()]
     assert "".join(texts) == '[TOOL_CALLS]f{"a": 1}'
     assert _parse(_MISTRAL, *texts) == [_F]
