@@ -196,6 +196,21 @@ def test_float32_is_exact_up_to_the_last_position(tiny_paths: TinyPaths, make_co
     assert np.abs(logits - oracle_of(tiny_paths.gguf).logits(ids)).max() < EXACT_BOUND
 
 
+@every_form
+@pytest.mark.parametrize("model", tiny.WINDOWED_MODELS, ids=lambda model: model.name)
+def test_every_form_attends_to_windows_however_a_sequence_is_cut(
+    model: tiny.TinyModel,
+    options: EngineOptions,
+    tiny_models: dict[str, TinyPaths],
+    make_context: MakeContext,
+) -> None:
+    path = tiny_models[model.name].gguf
+    context, expected = make_context(path, options), oracle_of(path).logits(IDS)
+    spoil(context)
+    for piece in (0, 1, 9):
+        assert relative_rms(steps.logits_of(context, IDS, piece=piece), expected) < RMS[options]
+
+
 @pytest.mark.parametrize("options", [INT8, INT4], ids=["int8", "int4"])
 def test_few_bits_stay_within_their_bound_on_the_demo_model(
     options: EngineOptions, demo_path: Path, demo: list[Continued], make_context: MakeContext
