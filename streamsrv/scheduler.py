@@ -5,16 +5,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Protocol
 
-import numpy as np
-
-from engines.api import BlockCopy, CacheSpec, StepBatch
+from engines.api import CacheSpec
 from streamsrv.caller_shares import CallerShares
 from streamsrv.paged_cache import PagedCache
 from streamsrv.row_cache import RowCache
 from streamsrv.sequence import Sequence, SequenceStatus
+from streamsrv.sequence_cache import SequenceCache
+from streamsrv.step import Scheduled, Step, form_batch
 from streamsrv.waiting_line import WaitingLine
+
+__all__ = ["AGEING_S_PER_LEVEL", "MAX_EXTRA_ROWS", "Scheduled", "Scheduler", "SchedulerCounters", "Step"]
 
 AGEING_S_PER_LEVEL = 1.0
 """Seconds of waiting that are worth as much as one level of priority."""
@@ -24,65 +25,6 @@ large vocabulary takes half a megabyte."""
 # A sequence waits for what another computes at most so often: each time that may end before it is done.
 _MOST_WAITS = 4
 _NO_GUESSES: Mapping[int, Seq[int]] = MappingProxyType({})
-
-
-class SequenceCache(Protocol):
-    """Who has which block: what a scheduler needs of a cache, paged or in rows."""
-
-    @property
-    def least_gain(self) -> int:
-        """Tokens that are worth waiting for until another sequence has computed them."""
-        ...
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks that no sequence owns."""
-        ...
-
-    @property
-    def num_evictions(self) -> int:
-        """How often what could have been found was given up."""
-        ...
-
-    def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that so many tokens of one sequence take."""
-        ...
-
-    def prepare(self, sequence: Sequence) -> None:
-        """Work out what a sequence is found by, so that no step has to wait for that."""
-        ...
-
-    def num_findable(self, sequence: Sequence) -> int:
-        """Count a sequence's leading tokens that need not be computed now."""
-        ...
-
-    def num_common(self, sequence: Sequence, other: Sequence) -> int:
-        """Count a sequence's leading tokens that it need not compute once `other` has computed all of its."""
-        ...
-
-    def admit(self, sequence: Sequence) -> int | None:
-        """Give a sequence blocks for its tokens; how many they hold already, or None if too few are free."""
-        ...
-
-    def grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Give a sequence what it lacks to hold `num_tokens`; False, and nothing, if too few are free."""
-        ...
-
-    def note_computed(self, sequence: Sequence, num_new: int) -> None:
-        """Book a sequence's last `num_new` computed tokens."""
-        ...
-
-    def release(self, sequence: Sequence, *, keep: bool) -> None:
-        """Take a sequence's blocks back; with `keep` what they hold can be found."""
-        ...
-
-    def take_copies(self) -> tuple[BlockCopy, ...]:
-        """What the next step has to copy first, each copy once."""
-        ...
-
-    def check_integrity(self, sequences: Iterable[Sequence]) -> None:
-        """Hold the books against the running sequences."""
-        ...
 
 
 @dataclass(slots=True)
@@ -101,47 +43,6 @@ class SchedulerCounters:
     """Guesses that were verified."""
     num_accepted_tokens: int = 0
     """Guesses that were right."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """A sequence's part in a step.
-
-    Its rows of logits are, in this order, those of the prompt's tokens, of the last token, of the guesses.
-    """
-
-    sequence: Sequence
-    num_new: int
-    """Tokens to compute, at least 1; guesses come on top."""
-    samples: bool
-    """They catch up with all of its tokens, so that a token can be sampled after the step."""
-    guesses: tuple[int, ...] = ()
-    """What may follow its last token, computed to be verified."""
-    num_prompt_rows: int = 0
-    """Leading rows of logits that are wanted for the probabilities of the prompt's next tokens."""
-
-    @property
-    def num_drafts(self) -> int:
-        """How many guesses are verified."""
-        return len(self.guesses)
-
-    @property
-    def num_sampled_rows(self) -> int:
-        """Rows of logits to sample from: the last token's and each guess's, or none."""
-        return 1 + len(self.guesses) if self.samples else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One step: who takes part, and the batch for the engine."""
-
-    parts: tuple[Scheduled, ...]
-    batch: StepBatch
-
-    @property
-    def sampled(self) -> list[Sequence]:
-        """The sequences that get a token, or several, in the order of the batch's logit rows."""
-        return [part.sequence for part in self.parts if part.samples]
 
 
 class Scheduler:
@@ -291,7 +192,7 @@ class Scheduler:
             parts.append(room.take(sequence, room.piece(sequence)))
         if guesses:
             parts = [self._with_guesses(part, guesses, room) for part in parts]
-        return Step(tuple(parts), _batch(parts, self._cache.take_copies())) if parts else None
+        return Step(tuple(parts), form_batch(parts, self._cache.take_copies())) if parts else None
 
     def update(self, step: Step, tokens: Seq[int | Seq[int]]) -> None:
         """Book a step that was computed: `tokens` are those sampled, for each of `step.sampled`.
@@ -509,33 +410,3 @@ def _num_equal(guesses: Seq[int], tokens: Seq[int]) -> int:
             break
         count += 1
     return count
-
-
-def _batch(parts: list[Scheduled], copies: tuple[BlockCopy, ...]) -> StepBatch:
-    token_ids: list[int] = []
-    block_ids: list[int] = []
-    logit_rows: list[int] = []
-    query_begins, block_begins, past_lens = [0], [0], []
-    for part in parts:
-        sequence, past = part.sequence, part.sequence.num_computed
-        if part.num_prompt_rows:
-            first = len(token_ids) + sequence.num_prompt_logits - past
-            logit_rows += range(first, first + part.num_prompt_rows)
-        token_ids += sequence.token_ids[past : past + part.num_new]
-        if part.samples:
-            last = len(token_ids) - 1
-            token_ids += part.guesses
-            logit_rows += range(last, len(token_ids))
-        block_ids += sequence.block_ids
-        past_lens.append(past)
-        query_begins.append(len(token_ids))
-        block_begins.append(len(block_ids))
-    return StepBatch(
-        token_ids=np.array(token_ids, np.int64),
-        past_lens=np.array(past_lens, np.int32),
-        query_begins=np.array(query_begins, np.int32),
-        block_ids=np.array(block_ids, np.int32),
-        block_begins=np.array(block_begins, np.int32),
-        logit_rows=np.array(logit_rows, np.int64),
-        copies=copies,
-    )
