@@ -18,7 +18,8 @@ def size_cache(
     """Divide the memory allowed into blocks.
 
     What is allowed is the setting; without one, as much as four sequences of the greatest length need, or
-    32,768 tokens where that is more, but at most half of the memory left.
+    32,768 tokens where that is more, but at most half of the memory left,
+    or of this engine's share of it.
 
     Args:
         spec: the model.
@@ -44,8 +45,9 @@ def size_cache(
         context = min(options.max_context or spec.context_length, spec.context_length)
         num_tokens = max(_LONGEST_SEQUENCES * context, _TOKENS)
         needed = -(-num_tokens // block_size) * bytes_per_block
-        allowed = min(needed, int(available_bytes * _SHARE))
-        given = f"{left}, and the half of it that is the cache's"
+        share = _SHARE * options.memory_share
+        allowed = min(needed, int(available_bytes * share))
+        given = f"{left}, and the {share:.0%} of it that are the cache's"
     num_blocks = allowed // bytes_per_block
     if num_blocks < 1:
         raise OutOfMemoryError(

@@ -53,8 +53,9 @@ def size_rows(options: EngineOptions, max_len: int, bytes_per_row: int, availabl
             )
         given = f"the cache's setting of {options.cache_gib:g} GiB"
     else:
-        allowed = int(available_bytes * _SHARE)
-        given = f"{left}, and the half of it that is the cache's"
+        share = _SHARE * options.memory_share
+        allowed = int(available_bytes * share)
+        given = f"{left}, and the {share:.0%} of it that are the cache's"
     num_rows = allowed // bytes_per_row - 1
     if num_rows < 1:
         raise OutOfMemoryError(

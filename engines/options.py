@@ -71,6 +71,8 @@ class EngineOptions:
     """Most tokens in one step. Engines that are compiled for the sizes of steps plan by it."""
     num_contexts: int = 1
     """Contexts that will be made: memory is divided among them."""
+    memory_share: float = 1.0
+    """Part of the memory at hand that this engine's contexts may count on, where others run beside it."""
     device: int = 0
     """Which GPU, by its number in CUDA, where the engine uses one."""
     cuda_graphs: bool = False
@@ -93,5 +95,7 @@ class EngineOptions:
             raise ValueError(f"max_context is {self.max_context}; it must be at least 1 token")
         if self.cache_gib is not None and not (math.isfinite(self.cache_gib) and self.cache_gib > 0):
             raise ValueError(f"cache_gib is {self.cache_gib}; it must be a number above 0")
+        if not 0 < self.memory_share <= 1:
+            raise ValueError(f"memory_share is {self.memory_share}; it must be above 0 and at most 1")
         if not (math.isfinite(self.cache_folder_gib) and self.cache_folder_gib >= 0):
             raise ValueError(f"cache_folder_gib is {self.cache_folder_gib}; it must be 0 or above")

@@ -137,7 +137,7 @@ def plan_memory(
     memory = ContextMemory(scratch_bytes + SCRATCH_ALIGNMENT, inputs, outputs, num_output_rows, empty)
 
     fixed = memory.scratch_bytes + inputs.num_bytes + memory.candidates_bytes + memory.logits_bytes
-    share = max(free_bytes - _RESERVE_BYTES, 0) // num_left
+    share = int(max(free_bytes - _RESERVE_BYTES, 0) * options.memory_share) // num_left
     room = share - fixed
     arithmetic = (
         f"{_mib(free_bytes)} of the GPU are free with the weights loaded; less {_mib(_RESERVE_BYTES)} in "

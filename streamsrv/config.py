@@ -99,6 +99,29 @@ class Settings(BaseSettings):
     model_name: str | None = Field(
         None, min_length=1, description="what requests call the model; default: its file's or folder's name"
     )
+    models: Path | None = Field(
+        None,
+        description="folder to serve in place of one model: each GGUF file, Hugging Face folder or NAME.toml "
+        "with settings in it is a model",
+    )
+    load: str | None = Field(
+        None,
+        description="models of the folder to load at the start, separated by commas, or '' for none; "
+        "default: all",
+    )
+    default_model: str | None = Field(
+        None,
+        min_length=1,
+        description="model of requests that name none, with --models; default: the first by name of those "
+        "loaded at the start",
+    )
+    memory_share: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="part of the memory at hand that a model's caches may count on; default: with --models "
+        "an equal share for each model, else all",
+    )
     engine: str = Field(
         "auto",
         description="what computes: auto (the best for this machine), openvino or onnxruntime (on a CPU), "
@@ -123,6 +146,14 @@ class Settings(BaseSettings):
     )
     api_keys: Path | None = Field(
         None, description="file with the keys that are let in, made by 'streamsrv keys new NAME'"
+    )
+    admin_listen: str | None = Field(
+        None,
+        description="HOST:PORT of this machine alone for loading and unloading models, with --models; "
+        "default: none",
+    )
+    admin_keys: Path | None = Field(
+        None, description="file with the keys that are let in there; default: whoever is on this machine"
     )
     metrics_listen: str | None = Field(
         None, description="HOST:PORT for Prometheus metrics over plain HTTP; default: none"
@@ -254,6 +285,11 @@ class Settings(BaseSettings):
         return None if self.metrics_listen is None else Address.parse(self.metrics_listen, "--metrics-listen")
 
     @property
+    def admin_address(self) -> Address | None:
+        """Where to listen for the administration of models."""
+        return None if self.admin_listen is None else Address.parse(self.admin_listen, "--admin-listen")
+
+    @property
     def num_admitted(self) -> int:
         """How many requests may run and wait."""
         return self.workers * self.max_running + self.max_waiting
@@ -276,6 +312,7 @@ class Settings(BaseSettings):
             max_batch=self.max_running,
             max_step_tokens=self.max_step_tokens,
             num_contexts=self.workers,
+            memory_share=1.0 if self.memory_share is None else self.memory_share,
             device=self.gpu,
             cuda_graphs=self.cuda_graphs,
             cache_folder=self.cache_dir,
@@ -322,7 +359,50 @@ def load_settings(flags: Mapping[str, Any], config_file: Path | None = None) -> 
     return settings
 
 
+MODEL_SETTINGS = (
+    *("model", "engine", "weights", "precision", "kv_cache_type", "kv_cache_gib", "memory_share"),
+    *("max_context", "max_running", "max_waiting", "max_waiting_tokens", "max_waiting_per_caller"),
+    *("max_step_tokens", "workers", "threads", "gpu", "cuda_graphs", "log_memory_mib", "stuck_after_s"),
+    *("prefix_cache",),
+    *("script_text", "script_step_ms"),
+)
+"""What a file of a folder of models can set for its model alone."""
+
+
+def settings_of_model(server: Settings, model: Mapping[str, Any], origin: Path) -> Settings:
+    """Compose the settings of one model of a folder: its own, where it has them, else the server's.
+
+    Args:
+        server: the server's settings.
+        model: what is set for the model alone, by field.
+        origin: the file that says so.
+
+    Raises:
+        SettingsError: a name or a value is wrong; all that is wrong is said at once.
+
+    """
+    for name in model:
+        if name not in MODEL_SETTINGS:
+            known = ", ".join(MODEL_SETTINGS)
+            raise SettingsError(
+                f"unknown setting {name!r} in {origin}; a model of a folder can have: {known}"
+            )
+    given = {name: getattr(server, name) for name in server.model_fields_set}
+    # Said outright, since a variable would set them again.
+    given |= dict.fromkeys(("models", "load", "default_model", "admin_listen", "admin_keys"))
+    try:
+        settings = Settings(**(given | model))
+    except ValidationError as error:
+        raise SettingsError("; ".join(_describe(e, origin) for e in error.errors())) from None
+    try:
+        _check_together(settings)
+    except SettingsError as error:
+        raise SettingsError(f"{origin}: {error}") from None
+    return settings
+
+
 def _check_together(settings: Settings) -> None:
+    _check_models(settings)
     if settings.max_step_tokens < settings.max_running:
         raise SettingsError(
             f"--max-step-tokens is {settings.max_step_tokens}; it must be at least --max-running "
@@ -356,6 +436,31 @@ def _check_together(settings: Settings) -> None:
                 f"--max-streams-per-connection is {settings.max_streams_per_connection}; it must be at least "
                 f"the {least} requests that may run and wait, or calls would wait unseen in their client"
             )
+
+
+def _check_models(settings: Settings) -> None:
+    if settings.models is None:
+        for name in ("load", "default_model", "admin_listen", "admin_keys"):
+            if getattr(settings, name) is not None:
+                flag = "--" + name.replace("_", "-")
+                raise SettingsError(f"{flag} is given without --models, the folder that it is about")
+        return
+    for name in ("model", "model_name"):
+        if name in settings.model_fields_set:
+            raise SettingsError(
+                f"--models and --{name.replace('_', '-')} exclude each other: what a folder holds is served "
+                "under the names of its files"
+            )
+    address = settings.admin_address
+    if address is None:
+        if settings.admin_keys is not None:
+            raise SettingsError("--admin-keys is given without --admin-listen, the address that they guard")
+        return
+    if not address.is_loopback:
+        raise SettingsError(
+            f"--admin-listen {settings.admin_listen} is reachable from other machines; models are loaded and "
+            "unloaded from this one alone: listen on 127.0.0.1"
+        )
 
 
 def _refuse_unknown_variables() -> None:

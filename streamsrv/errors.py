@@ -56,9 +56,20 @@ class ModelNotFoundError(StreamsrvError):
     reason = "MODEL_NOT_FOUND"
 
     def __init__(self, model: str, served: tuple[str, ...]) -> None:
-        super().__init__(f"no model {model!r} here; served: {', '.join(served)}")
+        super().__init__(f"no model {model!r} here; served: {', '.join(served) or 'none at this moment'}")
         self.model = model
         self.served = served
+
+
+class ModelLoadError(StreamsrvError):
+    """A model of the folder cannot be loaded; those that are served are not touched."""
+
+    reason = "MODEL_LOAD_FAILED"
+
+    def __init__(self, model: str, cause: str) -> None:
+        super().__init__(f"the model {model!r} cannot be loaded: {cause}")
+        self.model = model
+        self.cause = cause
 
 
 class RequestIdInUseError(StreamsrvError):

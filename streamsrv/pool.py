@@ -259,6 +259,15 @@ class WorkerPool:
         self._jobs[stream.stream_id] = (job, worker)
         return stream
 
+    def check_request_id(self, caller: Caller, request_id: str) -> None:
+        """Refuse a request id that one of the caller's streams here has.
+
+        Raises:
+            RequestIdInUseError: another stream has the request's id.
+
+        """
+        self._registry.check_request_id(caller, request_id)
+
     def find(
         self,
         caller: Caller,

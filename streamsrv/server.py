@@ -4,44 +4,47 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from engines.api import CheckpointError, Engine
-from engines.demo_model import demo_model_path
-from engines.registry import open_engine
-from engines.scripted import DEFAULT_SCRIPT, ScriptedEngine
+from engines.api import Engine
 from streamsrv import __version__
+from streamsrv.admin import ADMIN_SERVICE_NAME, AdminService
 from streamsrv.api_keys import ApiKeys, parse_api_keys
 from streamsrv.auth import ApiKeyInterceptor
 from streamsrv.call import CallObserver
 from streamsrv.call_log import CallLog
-from streamsrv.config import Settings
+from streamsrv.config import Address, Settings
 from streamsrv.errors import SettingsError
 from streamsrv.health import HealthService
 from streamsrv.malformed import MalformedRequests
 from streamsrv.metrics import Metrics
 from streamsrv.metrics_endpoint import metrics_endpoint
-from streamsrv.pool import PoolLimits, WorkerPool
+from streamsrv.models_folder import ModelsFolder
+from streamsrv.opening import make_pool
+from streamsrv.pool import WorkerPool
+from streamsrv.repository import Repository
 from streamsrv.request import RequestLimits
+from streamsrv.served_models import ServedModels
 from streamsrv.service import InferenceService
 from streamsrv.tls import KeyPair, server_credentials
-from streamsrv.tokenizer import Tokenizer
 from streamsrv.tracing import tracing
 from streamsrv.v1 import inference_pb2
+from streamsrv.v1.admin_pb2_grpc import add_AdminServiceServicer_to_server
 from streamsrv.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
 from streamsrv.watched_files import WatchedFiles
 
 log = logging.getLogger(__name__)
 
 SERVICE_NAME = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].full_name
+MODEL_PREFIX = f"{SERVICE_NAME}/"
+"""Before a model's name it is the name that health checks know it by."""
 # How long the transport gets to send what is written already, after the streams have ended.
 _FLUSH_S = 1.0
 
@@ -50,23 +53,17 @@ _FLUSH_S = 1.0
 class RunningServer:
     """A server that takes calls."""
 
-    pool: WorkerPool
+    models: ServedModels
     port: int
-    metrics_port: int | None
+    metrics_port: int | None = None
     """Where Prometheus is answered; None for nowhere."""
+    admin_port: int | None = None
+    """Where models are loaded and unloaded; None for nowhere."""
 
-
-def open_model(settings: Settings, progress: Callable[[str, float], None] | None = None) -> Engine:
-    """Make the engine that the settings name; takes seconds.
-
-    Raises:
-        CheckpointError: the model's files are unusable.
-        EngineError: the engine is unknown, not installed, or cannot run the model.
-    """
-    if settings.engine == ScriptedEngine.name:
-        return ScriptedEngine(settings.script_text or DEFAULT_SCRIPT, step_s=settings.script_step_ms / 1000)
-    path = demo_model_path() if settings.model == "demo" else Path(settings.model).expanduser()
-    return open_engine(settings.engine, path, settings.engine_options, progress)
+    @property
+    def pool(self) -> WorkerPool:
+        """The default model's."""
+        return self.models.find("")[1]
 
 
 def open_api_keys(settings: Settings) -> WatchedFiles[ApiKeys] | None:
@@ -103,59 +100,65 @@ def check_files(settings: Settings) -> None:
 
 
 @asynccontextmanager
-async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningServer]:
-    """Serve an engine; inside, the port is open and health says SERVING. Leaving drains.
+async def serving(settings: Settings, engine: Engine | None = None) -> AsyncIterator[RunningServer]:
+    """Serve an engine, or the models of a folder; inside, the port is open and health says SERVING.
+
+    Leaving drains. `engine` is the caller's to close; with `settings.models` there is none.
 
     Raises:
-        SettingsError: the address cannot be listened on, or a file with keys or certificates is unusable.
+        SettingsError: an address cannot be listened on, or a file with keys or certificates is unusable.
+        ModelLoadError: a model of the folder cannot be loaded.
         StreamsrvError: a worker cannot start.
     """
+    assert (engine is None) == (settings.models is not None)
     keys, credentials = open_api_keys(settings), open_tls(settings)
     if keys is not None and not len(keys.current()):
         log.warning("%s has no keys: every call is refused until it has one", settings.api_keys)
     if credentials is None and not settings.address.is_loopback:
         log.warning("%s is open in plain text: prompts and outputs can be read on the way", settings.listen)
     async with AsyncExitStack() as stack:
-        name = settings.model_name or engine.model.name
-        health, metrics = HealthService([SERVICE_NAME]), Metrics(__version__)
-        model_metrics = metrics.model(name)
-        pool = WorkerPool(
-            engine,
-            _tokenizer(engine),
-            PoolLimits(
-                max_running=settings.max_running,
-                max_waiting=settings.max_waiting,
-                max_waiting_tokens=settings.max_waiting_tokens,
-                max_waiting_per_caller=settings.max_waiting_per_caller,
-                max_resume_window_s=settings.max_resume_window_s,
-                log_memory_bytes=settings.log_memory_mib << 20,
-                stuck_after_s=settings.stuck_after_s,
-                prefix_cache=settings.prefix_cache,
-                max_step_tokens=settings.max_step_tokens,
-                max_context=settings.max_context or engine.model.spec.context_length,
-            ),
-            num_workers=settings.workers,
-            # Health follows the workers: no worker, no service.
-            on_state=lambda: health.set(serving=pool.healthy),
-            observer=model_metrics,
-        )
-        model_metrics.state = pool.state
+        metrics, repository = Metrics(__version__), None
+        if engine is None:
+            folder = ModelsFolder(settings)
+            repository = Repository(folder, metrics, lambda: show_health())
+            models = repository.served
+        else:
+            models = ServedModels(settings.model_name or engine.model.name)
+        health = HealthService([SERVICE_NAME], prefix=MODEL_PREFIX)
+
+        # Health follows the workers: no worker, no service.
+        def show_health() -> None:
+            health.set(serving=models.healthy, models={name: pool.healthy for name, pool in models.served()})
+
         observers: list[CallObserver] = [CallLog(), metrics]
         if settings.otlp_endpoint is not None:
-            tracer = tracing(settings.otlp_endpoint, instance_id=pool.instance_id, version=__version__)
+            tracer = tracing(settings.otlp_endpoint, instance_id=models.instance_id, version=__version__)
             observers.append(await stack.enter_async_context(tracer))
         metrics_port = None
         if settings.metrics_address is not None:
             endpoint = metrics_endpoint(metrics.registry, settings.metrics_address)
             metrics_port = await stack.enter_async_context(endpoint)
-        await stack.enter_async_context(pool.running())
+        if repository is not None:
+            await stack.enter_async_context(repository.running())
+        if engine is not None:
+            model_metrics = metrics.model(models.default)
+            pool = make_pool(
+                settings,
+                engine,
+                instance_id=models.next_instance_id(),
+                on_state=show_health,
+                observer=model_metrics,
+            )
+            model_metrics.state = pool.state
+            await stack.enter_async_context(pool.running())
+            models.add(models.default, pool)
         interceptors: list[grpc.aio.ServerInterceptor] = [MalformedRequests(SERVICE_NAME, metrics.refused)]
         if keys is not None:
             # First, so that a call that is not let in does no work.
             interceptors.insert(0, ApiKeyInterceptor(keys, metrics.refused))
         server = grpc.aio.server(interceptors=interceptors, options=grpc_options(settings))
         service = InferenceService(
-            {name: pool},
+            models,
             max_message_bytes=settings.max_message_mib << 20,
             stall_limit_s=settings.stall_limit_s,
             limits=RequestLimits(
@@ -176,21 +179,49 @@ async def serving(settings: Settings, engine: Engine) -> AsyncIterator[RunningSe
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         names = (SERVICE_NAME, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name)
         reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
-        port = _bind(server, settings, credentials)
+        port = _bind(server, settings.address, "--listen", credentials)
         await server.start()
         stack.push_async_callback(server.stop, _FLUSH_S)
         stack.callback(health.close)
+        show_health()
+        admin_port = None
+        if repository is not None and settings.admin_address is not None:
+            admin_port = await stack.enter_async_context(admin_endpoint(settings, repository, metrics))
         try:
-            yield RunningServer(pool, port, metrics_port)
+            yield RunningServer(models, port, metrics_port, admin_port)
         finally:
             health.set(serving=False)
-            if not await pool.drain(settings.drain_grace_s):
+            if not await models.drain(settings.drain_grace_s):
                 log.warning(
                     "the grace of %g s was over before every stream had ended", settings.drain_grace_s
                 )
 
 
-async def serve(settings: Settings, engine: Engine) -> None:
+@asynccontextmanager
+async def admin_endpoint(settings: Settings, repository: Repository, metrics: Metrics) -> AsyncIterator[int]:
+    """Answer AdminService where the settings say; gives the port.
+
+    Raises:
+        SettingsError: the address cannot be listened on, or the file with keys is unusable.
+    """
+    assert settings.admin_address is not None
+    interceptors: list[grpc.aio.ServerInterceptor] = [MalformedRequests(ADMIN_SERVICE_NAME, metrics.refused)]
+    if settings.admin_keys is not None:
+        keys = WatchedFiles([settings.admin_keys], partial(parse_api_keys, path=settings.admin_keys))
+        interceptors.insert(0, ApiKeyInterceptor(keys, metrics.refused))
+    server = grpc.aio.server(interceptors=interceptors, options=[("grpc.so_reuseport", 0)])
+    add_AdminServiceServicer_to_server(AdminService(repository, settings.drain_grace_s), server)
+    reflection.enable_server_reflection((ADMIN_SERVICE_NAME, reflection.SERVICE_NAME), server)
+    port = _bind(server, settings.admin_address, "--admin-listen", None)
+    await server.start()
+    try:
+        yield port
+    finally:
+        # Not to wait for the calls: what they began is ended by the repository.
+        await server.stop(None)
+
+
+async def serve(settings: Settings, engine: Engine | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then let live streams finish; a second signal ends at once."""
     # The worker's thread waits for the interpreter while the loop's sends: less of the default 5 ms at a time
     # leaves the engine idle for 1.3 ms a step instead of 2.1 ms, with 32 streams on 2 processors.
@@ -211,19 +242,10 @@ async def serve(settings: Settings, engine: Engine) -> None:
         print(f"listening on {replace(settings.address, port=running.port)}", flush=True)
         if settings.metrics_address is not None and running.metrics_port is not None:
             print(f"metrics on {replace(settings.metrics_address, port=running.metrics_port)}", flush=True)
+        if settings.admin_address is not None and running.admin_port is not None:
+            print(f"admin on {replace(settings.admin_address, port=running.admin_port)}", flush=True)
         await stop.wait()
-        log.info("stopping: %d streams to finish", running.pool.num_unfinished)
-
-
-def _tokenizer(engine: Engine) -> Tokenizer:
-    model = engine.model
-    tokenizer = Tokenizer(model.vocabulary)
-    if tokenizer.vocab_size > model.spec.vocab_size:
-        raise CheckpointError(
-            f"{model.path}: its tokenizer has {tokenizer.vocab_size} tokens, its embedding table only "
-            f"{model.spec.vocab_size}; the two are not of the same model"
-        )
-    return tokenizer
+        log.info("stopping: %d streams to finish", running.models.num_unfinished)
 
 
 def grpc_options(settings: Settings) -> list[tuple[str, int]]:
@@ -239,8 +261,9 @@ def grpc_options(settings: Settings) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: grpc.aio.Server, settings: Settings, credentials: grpc.ServerCredentials | None) -> int:
-    address = settings.address
+def _bind(
+    server: grpc.aio.Server, address: Address, flag: str, credentials: grpc.ServerCredentials | None
+) -> int:
     try:
         if credentials is None:
             port = server.add_insecure_port(str(address))
@@ -251,6 +274,6 @@ def _bind(server: grpc.aio.Server, settings: Settings, credentials: grpc.ServerC
     if port == 0:
         raise SettingsError(
             f"cannot listen on {address}: the port is in use or the address is not this machine's; "
-            "choose another with --listen, or port 0 for a free one"
+            f"choose another with {flag}, or port 0 for a free one"
         )
     return port

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -20,14 +20,16 @@ from streamsrv.errors import (
     DeadlinePassedError,
     FieldViolation,
     InvalidRequestError,
-    ModelNotFoundError,
     ReaderReplacedError,
+    StreamElsewhereError,
+    StreamExpiredError,
     StreamNotFoundError,
 )
 from streamsrv.log_format import FieldValue, fields
 from streamsrv.parsing import check_token_ids, encode_prompt, parse_generate, parse_stream, shown_prompt
 from streamsrv.pool import CancelOutcome, WorkerPool
 from streamsrv.request import Codec, RequestLimits, StreamOptions
+from streamsrv.served_models import ServedModels
 from streamsrv.status import abort, call_ended
 from streamsrv.stream import Caller, Reader, Stream
 from streamsrv.v1 import inference_pb2 as pb
@@ -52,11 +54,11 @@ _CANCEL_RESULTS = {
 
 
 class InferenceService(InferenceServiceServicer):
-    """Answers calls with the pools of the models it serves, the default one first."""
+    """Answers calls with the pools of the models that are served."""
 
     def __init__(
         self,
-        pools: Mapping[str, WorkerPool],
+        models: ServedModels,
         *,
         max_message_bytes: int,
         stall_limit_s: float,
@@ -66,13 +68,12 @@ class InferenceService(InferenceServiceServicer):
         chunk_totals: ChunkTotals | None = None,
         log_prompts: bool = False,
     ) -> None:
-        """`pools` are the models by name, at least one; a client may take nothing for `stall_limit_s`.
+        """`models` may come and go; a client may take nothing for `stall_limit_s`.
 
         `min_chunk_interval_s` is for requests that do not say theirs. `observers` are told of each Generate
         and Resume, with the prompt if `log_prompts`.
         """
-        self._pools = dict(pools)
-        self._default = next(iter(pools))
+        self._models = models
         self._max_message_bytes = max_message_bytes
         self._stall_limit_s = stall_limit_s
         self._limits = limits
@@ -90,11 +91,15 @@ class InferenceService(InferenceServiceServicer):
             call.is_chat = request.prompt.WhichOneof("kind") == "chat"
             if self._log_prompts:
                 call.prompt = shown_prompt(request.prompt)
-            call.model, pool = self._find(request.model)
+            call.model, pool = self._models.find(request.model)
             remaining_s = context.time_remaining()
             deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
             parsed = await parse_generate(request, pool.tokenizer, pool.vocab_size, deadline_s, self._limits)
             call.request = parsed
+            self._models.check_served(call.model, pool)  # it may have been unloaded meanwhile
+            for other in self._models:
+                if other is not pool:
+                    other.check_request_id(call.caller, parsed.request_id)
             stream = pool.submit(parsed, call.caller, arrived_s=call.arrived_s)
             await self._send(context, call, stream, pool, parsed.stream)
 
@@ -108,14 +113,14 @@ class InferenceService(InferenceServiceServicer):
             await self._send(context, call, stream, pool, options)
 
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
-        async with _statuses(context):
+        async with statuses(context):
             target = request.WhichOneof("target")
             if target is None:
                 raise InvalidRequestError(
                     FieldViolation("target", "is missing; give stream_id or request_id")
                 )
             outcome, caller = CancelOutcome.NOT_FOUND, caller_of(context)
-            for pool in self._pools.values():
+            for pool in self._models:
                 if target == "stream_id":
                     outcome = await pool.cancel(caller, stream_id=request.stream_id)
                 else:
@@ -125,36 +130,37 @@ class InferenceService(InferenceServiceServicer):
         return pb.CancelResponse(result=_CANCEL_RESULTS[outcome])
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        async with _statuses(context):
-            _, pool = self._find(request.model)
+        async with statuses(context):
+            _, pool = self._models.find(request.model)
             ids = await encode_prompt(request.prompt, pool.tokenizer, pool.vocab_size)
         return pb.TokenizeResponse(token_ids=ids)
 
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        async with _statuses(context):
-            _, pool = self._find(request.model)
+        async with statuses(context):
+            _, pool = self._models.find(request.model)
             check_token_ids(request.token_ids, pool.vocab_size, "token_ids")
             ids, skip = list(request.token_ids), request.skip_special_tokens
             text = await asyncio.to_thread(pool.tokenizer.decode, ids, skip_special=skip)
         return pb.DetokenizeResponse(text=text)
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
-        return pb.ListModelsResponse(models=[_describe(name, pool) for name, pool in self._pools.items()])
+        return pb.ListModelsResponse(models=[_describe(name, pool) for name, pool in self._models.served()])
 
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: Context
     ) -> pb.GetServerInfoResponse:
-        pool = self._pools[self._default]
+        served = self._models.served()
+        pool = served[0][1] if served else None
         return pb.GetServerInfoResponse(
             version=__version__,
-            instance_id=pool.instance_id,
-            engine=pool.engine.name,
+            instance_id=self._models.instance_id,
+            engine=pool.engine.name if pool else "",
             codecs=list(CODEC_TO_PB.values()),
             limits=pb.Limits(
-                max_prompt_tokens=pool.max_context - 1,
-                max_output_tokens=pool.max_context - 1,
-                max_running_sequences=pool.limits.max_running * pool.num_workers,
-                max_waiting_requests=pool.limits.max_waiting,
+                max_prompt_tokens=pool.max_context - 1 if pool else 0,
+                max_output_tokens=pool.max_context - 1 if pool else 0,
+                max_running_sequences=pool.limits.max_running * pool.num_workers if pool else 0,
+                max_waiting_requests=pool.limits.max_waiting if pool else 0,
                 max_message_bytes=self._max_message_bytes,
                 max_stop_strings=self._limits.max_stop_strings,
                 max_stop_bytes=self._limits.max_stop_bytes,
@@ -170,23 +176,31 @@ class InferenceService(InferenceServiceServicer):
         target = request.WhichOneof("target")
         if target is None:
             raise InvalidRequestError(FieldViolation("target", "is missing; give stream_id or request_id"))
-        missing: StreamsrvError | None = None
-        for name, pool in self._pools.items():
-            try:
-                return (
-                    name,
-                    pool,
-                    pool.find(
-                        caller,
-                        stream_id=request.stream_id if target == "stream_id" else None,
-                        request_id=request.request_id if target == "request_id" else None,
-                        resume_token=request.resume_token,
-                    ),
+        by_stream_id = target == "stream_id"
+        instance_id = request.stream_id.rpartition("-")[0]
+        for name, pool in self._models.every():
+            if by_stream_id and pool.instance_id != instance_id:
+                continue
+            with contextlib.suppress(StreamNotFoundError):
+                stream = pool.find(
+                    caller,
+                    stream_id=request.stream_id if by_stream_id else None,
+                    request_id=None if by_stream_id else request.request_id,
+                    resume_token=request.resume_token,
                 )
-            except StreamNotFoundError as error:
-                missing = error
-        assert missing is not None
-        raise missing
+                return name, pool, stream
+        raise self._why_missing(request.stream_id, request.request_id)
+
+    def _why_missing(self, stream_id: str, request_id: str) -> StreamsrvError:
+        """Tell why no pool has a stream; a pool that knows why has said so itself."""
+        instance_id, _, number = stream_id.rpartition("-")
+        if not (instance_id and number.isascii() and number.isalnum()):
+            return StreamNotFoundError(stream_id or request_id)
+        if any(pool.instance_id == instance_id for pool in self._models):
+            return StreamNotFoundError(stream_id)
+        if self._models.has_had(instance_id):
+            return StreamExpiredError(stream_id)  # its model has been unloaded
+        return StreamElsewhereError(stream_id, self._models.instance_id)
 
     @asynccontextmanager
     async def _told(self, context: Context, kind: CallKind) -> AsyncIterator[Call]:
@@ -195,7 +209,7 @@ class InferenceService(InferenceServiceServicer):
         metadata = context.invocation_metadata() or ()
         trace_headers = {key: str(value) for key, value in metadata if key in _TRACE_HEADERS}
         call = Call(kind, caller_of(context), arrived_s, trace_headers=trace_headers)
-        async with _statuses(context):
+        async with statuses(context):
             try:
                 yield call
                 assert call.stream is not None
@@ -260,12 +274,6 @@ class InferenceService(InferenceServiceServicer):
         except TimeoutError:
             raise ConsumerStalledError(self._stall_limit_s) from None
 
-    def _find(self, model: str) -> tuple[str, WorkerPool]:
-        name = model or self._default
-        if name not in self._pools:
-            raise ModelNotFoundError(name, tuple(self._pools))
-        return name, self._pools[name]
-
 
 def _start(stream: Stream, position: int, codec: Codec, model: str, pool: WorkerPool) -> pb.GenerateResponse:
     return pb.GenerateResponse(
@@ -309,7 +317,7 @@ def _chunk(stream: Stream, position: int, num_elements: int) -> dict[str, FieldV
 
 
 @asynccontextmanager
-async def _statuses(context: Context) -> AsyncIterator[None]:
+async def statuses(context: Context) -> AsyncIterator[None]:
     """End the call with the status of what goes wrong inside."""
     try:
         yield

@@ -22,6 +22,7 @@ STATUS_CODES: dict[type[StreamsrvError], grpc.StatusCode] = {
     errors.PromptTooLongError: grpc.StatusCode.INVALID_ARGUMENT,
     ChatTemplateError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
+    errors.ModelLoadError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RequestIdInUseError: grpc.StatusCode.ALREADY_EXISTS,
     errors.TooManyWaitingError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.CallerShareUsedError: grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -108,6 +109,8 @@ def retry_after_s(error: StreamsrvError) -> float | None:
 def _metadata(error: StreamsrvError) -> dict[str, str]:
     if isinstance(error, errors.ModelNotFoundError):
         return {"model": error.model, "served": ",".join(error.served)}
+    if isinstance(error, errors.ModelLoadError):
+        return {"model": error.model}
     if isinstance(error, errors.RequestIdInUseError):
         return {"request_id": error.request_id, "stream_id": error.stream_id}
     if isinstance(error, errors.OverloadedError):

@@ -10,7 +10,8 @@ from engines.demo_model import demo_model_path
 from engines.scripted import ScriptedEngine
 from streamsrv.config import Settings
 from streamsrv.errors import SettingsError
-from streamsrv.server import grpc_options, open_model, serving
+from streamsrv.opening import open_model
+from streamsrv.server import grpc_options, serving
 
 
 def test_every_grpc_option_is_one_that_grpc_knows() -> None:

@@ -12,7 +12,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 from engines.api import StreamsrvError
 from streamsrv import __version__
-from streamsrv.cli import bench, build, cache, generate, health, keys, models, serve
+from streamsrv.cli import admin, bench, build, cache, generate, health, keys, models, serve
 from streamsrv.errors import CallFailedError
 
 
@@ -52,6 +52,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"streamsrv {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (serve, build, generate, models, health, bench, cache, keys):
+    for command in (serve, build, generate, models, health, admin, bench, cache, keys):
         command.add_command(commands)
     return parser

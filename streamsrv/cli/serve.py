@@ -14,17 +14,20 @@ from streamsrv.config import ENV_PREFIX, Settings, load_settings
 from streamsrv.log_format import configure_logging
 
 _METAVARS = {"model": "PATH|demo", "model_name": "NAME", "engine": "NAME"}
-_METAVARS |= dict.fromkeys(["listen", "metrics_listen"], "HOST:PORT") | {"otlp_endpoint": "URL"}
-_METAVARS |= dict.fromkeys(["tls_cert", "tls_key", "tls_client_ca", "api_keys"], "FILE")
+_METAVARS |= dict.fromkeys(["listen", "metrics_listen", "admin_listen"], "HOST:PORT") | {
+    "otlp_endpoint": "URL"
+}
+_METAVARS |= dict.fromkeys(["tls_cert", "tls_key", "tls_client_ca", "api_keys", "admin_keys"], "FILE")
+_METAVARS |= {"load": "NAME,...", "default_model": "NAME"}
 
 
 def add_command(commands: Any) -> None:  # argparse's own type for it is private
     """Add the command to the program's."""
     serve = commands.add_parser(
         "serve",
-        help="serve a model",
-        description="Serve a model until SIGTERM or Ctrl-C; live streams then get time to finish. Prints "
-        "'listening on HOST:PORT' when it is ready.",
+        help="serve a model, or a folder of them",
+        description="Serve a model, or those of a folder, until SIGTERM or Ctrl-C; live streams then get "
+        "time to finish. Prints 'listening on HOST:PORT' when it is ready.",
         epilog=f"Every setting can be given as a variable, too ({ENV_PREFIX}LISTEN for --listen), or in a "
         'TOML file (listen = "..."). A flag wins over a variable, a variable over the file.',
     )
@@ -72,17 +75,21 @@ def _metavar(kind: Any) -> str:
 
 
 def _serve(arguments: argparse.Namespace) -> None:
-    from streamsrv.server import check_files, open_model, serve  # heavy: not for --help
+    from streamsrv.opening import open_model  # heavy: not for --help
+    from streamsrv.server import check_files, serve
 
     flags = {name: value for name, value in vars(arguments).items() if name in Settings.model_fields}
     settings = load_settings(flags, arguments.config)
     configure_logging(settings.log_level, settings.log_format)
     check_files(settings)
-    with progress_bars() as report:
-        engine = open_model(settings, report)
+    engine = None
+    if settings.models is None:
+        with progress_bars() as report:
+            engine = open_model(settings, report)
     try:
         uvloop.run(serve(settings, engine))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None  # a second signal
     finally:
-        engine.close()
+        if engine is not None:
+            engine.close()

@@ -232,7 +232,7 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 @_typing.final
 class Constraint(_message.Message):
     """Constraint restricts an output to a language. An output that ends with FINISH_REASON_STOP is a text of it;
-    one that ends otherwise is the beginning of one.
+    one that ends otherwise is the beginning of one. No other condition can stop it, but for max_tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -442,13 +442,15 @@ class Chat(_message.Message):
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
-        """tools are functions that the model may call. Its calls are then parsed out of its text: see ToolCall.
-        Empty: none, and the text is left as it is.
+        """tools are functions that the model may call. Its calls are then parsed out of its text: see ToolCallMade.
+        Empty: none, and the text is left as it is. Refused for a model whose chat template knows no tools.
         """
 
     @_builtins.property
     def template_variables(self) -> _struct_pb2.Struct:
-        """template_variables are further variables of the model's chat template, such as "enable_thinking"."""
+        """template_variables are further variables of the model's chat template, such as "enable_thinking". One
+        that the template does not know is refused.
+        """
 
     def __init__(
         self,
@@ -541,7 +543,7 @@ class ToolCall(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """id names the call within its stream, or within its conversation."""
+    """id names the call within its conversation."""
     name: _builtins.str
     """name is the tool's. It need not be one of those offered: check it."""
     arguments_json: _builtins.str
@@ -735,7 +737,9 @@ class StopConditions(_message.Message):
     """include_stop leaves the text that matched in the output. Absent: false, the text ends before it."""
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """stop are texts that end the output where they first appear, each 1 byte at least. Empty: none."""
+        """stop are texts that end the output where they first appear, each 1 byte at least; within the call of a
+        tool, too, which then is text. Empty: none.
+        """
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

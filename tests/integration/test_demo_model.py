@@ -9,7 +9,8 @@ import pytest_asyncio
 from streamsrv.chunks import ChunkDecoder
 from streamsrv.client import Client, make_request
 from streamsrv.config import Settings
-from streamsrv.server import open_model, serving
+from streamsrv.opening import open_model
+from streamsrv.server import serving
 from streamsrv.v1 import inference_pb2 as pb
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -15,7 +15,7 @@ import numpy as np
 
 from engines.api import ExecutionContext, StepBatch
 from streamsrv.config import load_settings
-from streamsrv.server import open_model
+from streamsrv.opening import open_model
 
 
 @dataclass(frozen=True, slots=True)
