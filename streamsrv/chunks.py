@@ -201,7 +201,7 @@ def _fill_event(
         case PromptTokens():
             prompt = event.prompt_tokens
             prompt.token_ids.extend(element.token_ids)
-            prompt.text = element.text if output.text else ""
+            prompt.text = element.text if output.text and output.echo else ""
             for known in element.logprobs or ():
                 prompt.logprobs.append(known.logprob)
                 _add_top(prompt.top_logprobs, known)

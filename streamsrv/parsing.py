@@ -4,8 +4,11 @@ import asyncio
 import json
 from collections.abc import Sequence as Seq
 
-from streamsrv.chat import ChatMessage
+from google.protobuf.json_format import MessageToDict
+
+from streamsrv.chat import ChatMessage, Tool, ToolCall
 from streamsrv.chunks import CODEC_FROM_PB
+from streamsrv.constraint import ConstraintKind, ConstraintSpec
 from streamsrv.errors import FieldViolation, InvalidRequestError
 from streamsrv.request import (
     Codec,
@@ -16,6 +19,7 @@ from streamsrv.request import (
     SchedulingOptions,
     StopConditions,
     StreamOptions,
+    ToolParsing,
 )
 from streamsrv.tokenizer import Tokenizer
 from streamsrv.v1 import inference_pb2 as pb
@@ -53,9 +57,11 @@ async def parse_generate(
     sampling = parse_sampling(message.sampling, vocab_size, limits)
     stop = parse_stop(message.stop, vocab_size, limits)
     stream = parse_stream(message.stream)
+    constraint = parse_constraint(message.constraint, limits) if message.HasField("constraint") else None
+    ids = await encode_prompt(message.prompt, tokenizer, vocab_size)
     return GenerateRequest(
         request_id=message.request_id,
-        prompt_token_ids=tuple(await encode_prompt(message.prompt, tokenizer, vocab_size)),
+        prompt_token_ids=tuple(ids),
         continues_text=message.prompt.WhichOneof("kind") != "chat",
         sampling=sampling,
         stop=stop,
@@ -64,6 +70,8 @@ async def parse_generate(
         scheduling=parse_scheduling(message.scheduling),
         num_outputs=message.num_outputs if message.HasField("num_outputs") else 1,
         limits=limits,
+        constraint=constraint,
+        tool_parsing=parse_tool_parsing(message.prompt, tokenizer, ids),
         resume_token=message.resume_token,
         deadline_s=deadline_s,
     )
@@ -125,20 +133,73 @@ async def _encode_text(prompt: pb.Prompt, tokenizer: Tokenizer) -> list[int]:
 
 
 async def _encode_chat(prompt: pb.Prompt, tokenizer: Tokenizer) -> list[int]:
+    messages, tools = parse_messages(prompt.chat), parse_tools(prompt.chat)
+    try:
+        variables = MessageToDict(prompt.chat.template_variables) or None
+    except ValueError as error:  # a number that JSON does not have
+        raise _bad("prompt.chat.template_variables", str(error)) from error
+
+    def encode() -> list[int]:
+        return tokenizer.encode_chat(
+            messages, tools=tools, variables=variables, parse_special=prompt.parse_special_tokens
+        )
+
+    return encode() if prompt.ByteSize() <= _MAX_INLINE_CHARACTERS else await asyncio.to_thread(encode)
+
+
+def parse_messages(chat: pb.Chat) -> list[ChatMessage]:
+    """Read the turns of a chat.
+
+    Raises:
+        InvalidRequestError: there are none, or a role is not known.
+        ChatTemplateError: a turn has what its role cannot have.
+    """
     messages = []
-    for i, message in enumerate(prompt.chat.messages):
+    for i, message in enumerate(chat.messages):
         if message.role not in _ROLES:
             allowed = ", ".join(pb.Role.Name(role) for role in _ROLES)
             raise _bad(f"prompt.chat.messages[{i}].role", f"must be one of {allowed}, got {message.role}")
-        messages.append(ChatMessage(_ROLES[message.role], message.content))
+        calls = tuple(ToolCall(call.id, call.name, call.arguments_json) for call in message.tool_calls)
+        messages.append(ChatMessage(_ROLES[message.role], message.content, calls, message.tool_call_id))
     if not messages:
         raise _bad("prompt.chat.messages", "must have at least one message")
+    return messages
 
-    def encode() -> list[int]:
-        return tokenizer.encode_chat(messages, parse_special=prompt.parse_special_tokens)
 
-    size = sum(len(message.content) for message in messages)
-    return encode() if size <= _MAX_INLINE_CHARACTERS else await asyncio.to_thread(encode)
+def parse_tools(chat: pb.Chat) -> tuple[Tool, ...]:
+    """Read the tools of a chat.
+
+    Raises:
+        InvalidRequestError: one has no name.
+    """
+    for i, tool in enumerate(chat.tools):
+        if not tool.name:
+            raise _bad(f"prompt.chat.tools[{i}].name", "must not be empty")
+    return tuple(Tool(tool.name, tool.description, tool.parameters_json_schema) for tool in chat.tools)
+
+
+def parse_tool_parsing(prompt: pb.Prompt, tokenizer: Tokenizer, ids: Seq[int]) -> ToolParsing | None:
+    """Say how calls are found in the outputs; None if no tools are offered, or the model has no way to call.
+
+    `ids` are the prompt's.
+    """
+    if not prompt.chat.tools or (form := tokenizer.tool_call_format) is None:
+        return None
+    num_earlier = sum(len(message.tool_calls) for message in prompt.chat.messages)
+    return ToolParsing(form, parse_tools(prompt.chat), num_earlier, tokenizer.opens_thought(ids))
+
+
+def parse_constraint(message: pb.Constraint, limits: RequestLimits) -> ConstraintSpec:
+    """Read a Constraint.
+
+    Raises:
+        InvalidRequestError: it says nothing, or cannot be followed.
+    """
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise _bad("constraint", "is empty; give json_schema, regex, lark or choices, or leave it out")
+    texts = tuple(message.choices.texts) if kind == "choices" else (getattr(message, kind),)
+    return ConstraintSpec(ConstraintKind(kind), texts, limits.max_constraint_bytes)
 
 
 def parse_sampling(message: pb.SamplingParams, vocab_size: int, limits: RequestLimits) -> SamplingParams:

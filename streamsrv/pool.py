@@ -12,6 +12,7 @@ from enum import Enum
 import numpy as np
 
 from engines.api import Engine
+from streamsrv.constraint import Constraint, ConstraintCompiler
 from streamsrv.detokenizer import Detokenizer
 from streamsrv.errors import (
     CallerShareUsedError,
@@ -27,14 +28,18 @@ from streamsrv.errors import (
     StreamNotFoundError,
     TooManyWaitingError,
 )
+from streamsrv.logprobs import TokenLogprobs, TopLogprobs
 from streamsrv.observer import PoolObserver, PoolState, StepReport, Unobserved
+from streamsrv.output import Job
 from streamsrv.request import RESUME_TOKEN_BYTES, GenerateRequest
 from streamsrv.sequence import Sequence
-from streamsrv.stream import Caller, LogMemory, Reader, Stream, StreamLog, StreamRegistry
+from streamsrv.stream import Caller, LogMemory, PromptTokens, Reader, Stream, StreamLog, StreamRegistry
 from streamsrv.tokenizer import Tokenizer
-from streamsrv.worker import Job, Worker, WorkerState
+from streamsrv.worker import Worker, WorkerState
 
 _RETRY_AFTER_S = 1.0
+_PROMPT_PIECE = 64
+"""Tokens of a prompt in one element of a log."""
 
 
 class CancelOutcome(Enum):
@@ -69,6 +74,8 @@ class PoolLimits:
     """A step that takes longer will never end."""
     prefix_cache: bool = True
     """Requests may reuse what others have computed."""
+    prompt_lookup: bool = True
+    """Outputs may guess their next tokens by what was said before."""
 
 
 class WorkerPool:
@@ -103,6 +110,7 @@ class WorkerPool:
                 max_running=limits.max_running,
                 max_step_tokens=limits.max_step_tokens,
                 prefix_cache=limits.prefix_cache,
+                prompt_lookup=limits.prompt_lookup,
                 stuck_after_s=limits.stuck_after_s,
                 clock=clock,
                 on_state=on_state,
@@ -111,6 +119,10 @@ class WorkerPool:
             )
             for _ in range(num_workers)
         ]
+        model = engine.model
+        self._constraints = ConstraintCompiler(
+            model.vocabulary.tokenizer_json, model.spec.vocab_size, model.vocabulary.eos_token_ids
+        )
         self._memory = LogMemory(limits.log_memory_bytes)
         self._registry = StreamRegistry()
         self._jobs: dict[str, tuple[Job, Worker]] = {}  # by stream id, of those that are computed
@@ -226,10 +238,29 @@ class WorkerPool:
     # -----------------------------------------------------------------------------------------------------
     # The life of a stream
 
-    def submit(self, request: GenerateRequest, caller: Caller, *, arrived_s: float | None = None) -> Stream:
+    async def compile(self, request: GenerateRequest) -> Constraint | None:
+        """Compile a request's constraint, on another thread; None if it has none.
+
+        Raises:
+            InvalidConstraintError: the compiler refuses it.
+
+        """
+        if request.constraint is None:
+            return None
+        return await asyncio.to_thread(self._constraints.compile, request.constraint)
+
+    def submit(
+        self,
+        request: GenerateRequest,
+        caller: Caller,
+        *,
+        arrived_s: float | None = None,
+        constraint: Constraint | None = None,
+    ) -> Stream:
         """Admit a request. Its stream needs a reader at once: `attach` is the caller's next move.
 
-        `arrived_s` is when its call came, on the pool's clock; now, if not given.
+        `arrived_s` is when its call came, on the pool's clock; now, if not given. `constraint` is its own as
+        `compile` gives it.
 
         Raises:
             DrainingError: the server is stopping.
@@ -251,7 +282,7 @@ class WorkerPool:
             self._next_number += 1  # a client's request has the name that this one would be given
         worker = min(self._workers, key=lambda w: (w.state is not WorkerState.READY, w.num_outputs))
         stream = self._make_stream(request, caller, self._clock() if arrived_s is None else arrived_s)
-        job = self._make_job(stream, request, max_tokens)
+        job = self._make_job(stream, request, max_tokens, constraint)
         worker.submit(job)
         self._next_number += 1
         self._registry.add(stream)
@@ -479,9 +510,13 @@ class WorkerPool:
             arrived_s=arrived_s,
         )
 
-    def _make_job(self, stream: Stream, request: GenerateRequest, max_tokens: int) -> Job:
+    def _make_job(
+        self, stream: Stream, request: GenerateRequest, max_tokens: int, constraint: Constraint | None
+    ) -> Job:
         job = Job(request, stream)
         seed, eos_token_ids = request.sampling.seed, frozenset(self.engine.model.vocabulary.eos_token_ids)
+        prompt_detokenizer = self._begin_prompt(job)
+        kept = request.tool_parsing.format.markers if request.tool_parsing is not None else ()
         for index in range(request.num_outputs):
             sequence = Sequence(
                 self._next_sequence,
@@ -501,11 +536,42 @@ class WorkerPool:
                 include_stop=request.stop.include_stop,
                 skip_special=request.output.skip_special_tokens,
                 continues=request.continues_text,
+                kept=kept,
             )
             # The first output is that of a request for one, so that more of them change nothing about it.
             own_seed = seed if index == 0 or seed is None else [seed, index]
-            job.add(sequence, detokenizer, np.random.default_rng(own_seed))
+            job.add(
+                sequence,
+                detokenizer,
+                np.random.default_rng(own_seed),
+                prompt_detokenizer=prompt_detokenizer if index == 0 else None,
+                constraint=constraint,
+                vocab_size=self.vocab_size,
+                looks_up=self.limits.prompt_lookup
+                and request.scheduling.prompt_lookup
+                and constraint is None,
+            )
         return job
+
+    def _begin_prompt(self, job: Job) -> Detokenizer | None:
+        """Tell of the prompt what needs no step: all of it, or its first token, which has no probability.
+
+        Returns what makes the text of the rest, where that is wanted.
+        """
+        request, options = job.request, job.request.output
+        if not (options.echo or options.prompt_logprobs):
+            return None
+        ids = request.prompt_token_ids
+        detokenizer = Detokenizer(self.tokenizer, skip_special=options.skip_special_tokens)
+        size = 1 if options.prompt_logprobs else _PROMPT_PIECE
+        for first in range(0, 1 if options.prompt_logprobs else len(ids), size):
+            piece = ids[first : first + size]
+            text = "".join(map(detokenizer.push, piece)) if options.echo else ""
+            if options.echo and first + size >= len(ids):
+                text += detokenizer.flush()
+            known = (TokenLogprobs(0.0, TopLogprobs()),) if options.prompt_logprobs else None
+            job.stream.log.append(PromptTokens(piece, text, known))
+        return detokenizer if options.echo and options.prompt_logprobs else None
 
     def _max_tokens(self, request: GenerateRequest) -> int:
         limit, prompt = self.max_context, len(request.prompt_token_ids)

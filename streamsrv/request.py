@@ -4,7 +4,10 @@ import math
 from dataclasses import InitVar, dataclass, field
 from enum import Enum
 
+from streamsrv.chat import Tool
+from streamsrv.constraint import ConstraintSpec
 from streamsrv.errors import FieldViolation, InvalidRequestError
+from streamsrv.tool_call_format import ToolCallFormat
 
 MAX_REQUEST_ID_BYTES = 128
 RESUME_TOKEN_BYTES = 16
@@ -223,14 +226,15 @@ class OutputOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool, as a model made it."""
+class ToolParsing:
+    """How calls of tools are found in a request's outputs."""
 
-    id: str
-    """Its name within its stream or conversation."""
-    name: str
-    arguments_json: str
-    """A JSON object as text."""
+    format: ToolCallFormat
+    tools: tuple[Tool, ...]
+    num_earlier_calls: int = 0
+    """In the conversation so far: ids go on from there."""
+    in_thought: bool = False
+    """The prompt has begun a thought, in which calls are only thought of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +315,10 @@ class GenerateRequest:
     stream: StreamOptions = field(default_factory=StreamOptions)
     scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
     num_outputs: int = 1
+    constraint: ConstraintSpec | None = None
+    """What every output must match."""
+    tool_parsing: ToolParsing | None = None
+    """How calls of tools are found in the outputs; None leaves their text as it is."""
     continues_text: bool = False
     """The output goes on from a text, so that a space before its first word stays; a turn begins anew."""
     deadline_s: float | None = None
@@ -331,6 +339,19 @@ class GenerateRequest:
             "prompt",
             "must have at least one token; give some text, ids or messages",
         )
+        if self.constraint is not None:
+            stop = self.stop
+            for name, is_given in (
+                ("min_tokens", stop.min_tokens > 0),
+                ("stop", bool(stop.stop)),
+                ("stop_token_ids", bool(stop.stop_token_ids)),
+                ("ignore_eos", stop.ignore_eos),
+            ):
+                _require(
+                    not is_given,
+                    f"stop.{name}",
+                    "cannot be combined with a constraint, which alone says where an output may end",
+                )
         _require(
             1 <= self.num_outputs <= limits.max_outputs,
             "num_outputs",

@@ -169,17 +169,19 @@ class Sequence:
         own = (self.cache_salt, b"salt") if shared else (str(self.group_id), b"request")
         self.space = blake2b(own[0].encode(), digest_size=16, person=own[1]).digest()
 
-    @property
-    def may_stop_next(self) -> bool:
-        """Whether the next token may end the output by a stop."""
-        return self.num_output_tokens + 1 > self.request.stop.min_tokens
+    def may_stop(self, num_ahead: int = 0) -> bool:
+        """Whether the token after `num_ahead` further ones may end the output by a stop."""
+        return self.num_output_tokens + num_ahead + 1 > self.request.stop.min_tokens
 
-    def finish_by(self, token_id: int, matched_stop: str | None) -> Finish | None:
-        """How the output ends with `token_id`, which completes `matched_stop`; None if it goes on."""
-        if token_id in self.stop_token_ids and self.may_stop_next:
+    def finish_by(self, token_id: int, matched_stop: str | None, num_ahead: int = 0) -> Finish | None:
+        """How the output ends with `token_id`, which completes `matched_stop`; None if it goes on.
+
+        `num_ahead` tokens come before it that are not booked yet.
+        """
+        if token_id in self.stop_token_ids and self.may_stop(num_ahead):
             return Finish(FinishReason.STOP, token_id)
         if matched_stop is not None:
             return Finish(FinishReason.STOP, matched_stop)
-        if self.num_output_tokens + 1 >= self.max_tokens:
+        if self.num_output_tokens + num_ahead + 1 >= self.max_tokens:
             return Finish(FinishReason.LENGTH)
         return None

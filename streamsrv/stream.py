@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from engines.api import StreamsrvError
+from streamsrv.chat import ToolCall
 from streamsrv.errors import PositionEvictedError, PositionInFutureError, RequestIdInUseError
 from streamsrv.logprobs import TokenLogprobs
 from streamsrv.progress import Progress
-from streamsrv.request import OutputOptions, ToolCall
+from streamsrv.request import OutputOptions
 from streamsrv.sequence import Finish
 
 

@@ -4,29 +4,31 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 
-import numpy as np
-
-from engines.api import CacheSpec, Engine, EngineError, ExecutionContext, FloatArray, StreamsrvError
-from streamsrv.detokenizer import Detokenizer
+from engines.api import CacheSpec, Engine, EngineError, ExecutionContext, StreamsrvError
 from streamsrv.engine_thread import EngineThread
 from streamsrv.errors import DeadlinePassedError, StoppedError, WorkerLostError
-from streamsrv.logit_changes import LogitChanges, NothingAllowedError
-from streamsrv.logprobs import RowLogprobs
 from streamsrv.observer import StepReport
-from streamsrv.request import GenerateRequest
-from streamsrv.sampling import NOTHING_LEFT, RowSampling, needs_full_row, sample
+from streamsrv.output import Job, Output
 from streamsrv.scheduler import Scheduler, Step
-from streamsrv.sequence import Finish, FinishReason, Sequence, SequenceStatus
-from streamsrv.stream import Element, OutputEnd, Stream, StreamEnd, Token
+from streamsrv.sequence import Finish, Sequence, SequenceStatus
+from streamsrv.step_taking import Taken, take_step
+from streamsrv.stream import Element, OutputEnd
 
 log = logging.getLogger(__name__)
 
 _FIRST_RESTART_S = 0.5
 _LONGEST_RESTART_S = 30.0
+# Outputs that run while prompts are looked up: with more of them a step is bound by computing, and guesses
+# cost what they are.
+_MOST_GUESSING = 4
+# Threads that make masks beside a step.
+_NUM_HELPERS = 2
 # How long stopping waits for a step in flight, before its thread is left behind.
 _JOIN_S = 10.0
 
@@ -42,111 +44,6 @@ class WorkerState(Enum):
     STOPPED = "stopped"
 
 
-@dataclass(eq=False, slots=True)
-class Output:
-    """One output of a job: a sequence with what it takes to turn its logits into a stream."""
-
-    job: "Job" = field(repr=False)
-    index: int
-    sequence: Sequence
-    detokenizer: Detokenizer
-    generator: np.random.Generator
-    changes: LogitChanges | None = field(init=False)
-    """What its parameters change about its rows; None is nothing."""
-    unbanned: RowSampling = field(init=False)
-    """How a row becomes a token that may be any."""
-    banned: RowSampling = field(init=False)
-    """How a row becomes a token that must not end the output."""
-
-    def __post_init__(self) -> None:
-        """Work out what is the same for every step."""
-        request = self.sequence.request
-        params = request.sampling
-        self.changes = LogitChanges.of(params, request.prompt_token_ids)
-        self.unbanned = RowSampling(params, self.generator, changes=self.changes)
-        self.banned = RowSampling(
-            params, self.generator, tuple(self.sequence.stop_token_ids), changes=self.changes
-        )
-
-    def row_sampling(self) -> RowSampling:
-        """How its next row of logits becomes a token."""
-        return self.unbanned if self.sequence.may_stop_next else self.banned
-
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether the probabilities at each of its tokens are wanted."""
-        return self.job.request.output.wants_logprobs
-
-    def row_logprobs(self, logits: FloatArray) -> RowLogprobs | None:
-        """What is to be told of its row [vocab_size]; None if nothing is."""
-        if not self.wants_logprobs:
-            return None
-        return RowLogprobs(logits, self.job.request.output.num_top_logprobs, self.detokenizer.token_bytes)
-
-
-@dataclass(eq=False, slots=True)
-class Job:
-    """A request at work: its outputs, and the stream that they all go into."""
-
-    request: GenerateRequest
-    stream: Stream
-    outputs: list[Output] = field(default_factory=list)
-    num_open: int = 0
-    """Outputs that have not ended."""
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when its blocks are free and its log has ended."""
-
-    def add(self, sequence: Sequence, detokenizer: Detokenizer, generator: np.random.Generator) -> None:
-        """Give it one more output."""
-        self.outputs.append(Output(self, len(self.outputs), sequence, detokenizer, generator))
-        self.num_open += 1
-
-    @property
-    def usage(self) -> StreamEnd:
-        """What it has cost so far."""
-        sequences = [output.sequence for output in self.outputs]
-        return StreamEnd(
-            len(self.request.prompt_token_ids),
-            self.num_output_tokens,
-            # Outputs after the first share its prompt within the request: of that others know nothing.
-            num_cached_prompt_tokens=sequences[0].num_cached_tokens,
-            num_guessed_tokens=sum(sequence.num_guessed_tokens for sequence in sequences),
-            num_accepted_tokens=sum(sequence.num_accepted_tokens for sequence in sequences),
-        )
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Tokens generated so far, over all outputs."""
-        return sum(output.sequence.num_output_tokens for output in self.outputs)
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether no output owns blocks."""
-        return all(o.sequence.status is not SequenceStatus.RUNNING for o in self.outputs)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sampled:
-    """What a step brought to one output."""
-
-    output: Output
-    token: Token
-    finish: Finish | StreamsrvError | None
-    """An error where no token could be chosen; then there is none."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """A step that was taken: what it brought, and its time on the worker's thread."""
-
-    step: Step
-    outputs: list[Output]
-    """Of each of the step's parts."""
-    sampled: list[_Sampled]
-    began_s: float
-    ended_s: float
-
-
 @dataclass(frozen=True, slots=True)
 class _Ending:
     """An output whose blocks are free, and whose reader is still to be told how it ended."""
@@ -154,7 +51,8 @@ class _Ending:
     output: Output
     how: Finish | StreamsrvError | None
     """None is a cancel."""
-    last: Token | None = None
+    last: Seq[Element] = ()
+    """What came with its end."""
 
 
 class _StuckError(EngineError):
@@ -177,6 +75,7 @@ class Worker:
         max_step_tokens: int,
         stuck_after_s: float,
         prefix_cache: bool = False,
+        prompt_lookup: bool = False,
         clock: Callable[[], float],
         on_state: Callable[[], None] = lambda: None,
         on_end: Callable[[Job], None] = lambda _: None,
@@ -187,13 +86,16 @@ class Worker:
         `on_end` is called with each job that has ended, `on_step` after each step.
 
         A step that takes longer than `stuck_after_s` will never end: the context is given up. With
-        `prefix_cache` requests reuse what others have computed.
+        `prefix_cache` requests reuse what others have computed, with `prompt_lookup` outputs that ask for it
+        guess their next tokens.
         """
         self._engine = engine
         self._max_running = max_running
         self._max_step_tokens = max_step_tokens
         self._stuck_after_s = stuck_after_s
         self._prefix_cache = prefix_cache
+        self._prompt_lookup = prompt_lookup
+        self._helpers = ThreadPoolExecutor(_NUM_HELPERS, "streamsrv-mask")
         self._clock = clock
         self._on_state = on_state
         self._on_end = on_end
@@ -289,8 +191,12 @@ class Worker:
         if job.done.is_set():
             return
         if job.is_waiting:
-            for output in _open(job):
-                self._end(output, error or _cancelled(output))
+            for output in job.open_outputs:
+                if error is not None:
+                    self._end(output, error)
+                else:
+                    elements, finish = output.cancelled()
+                    self._end(output, finish, elements)
         else:
             if error is not None:
                 self._tell(job, error)
@@ -332,6 +238,7 @@ class Worker:
         finally:
             self._set_state(WorkerState.STOPPED)
             self._end_all(StoppedError())
+            self._helpers.shutdown(wait=False)
 
     async def _serve(self) -> None:
         self._set_state(WorkerState.STARTING)
@@ -365,12 +272,12 @@ class Worker:
         )
         self._set_state(WorkerState.READY)
         self._ready.set()
-        taken: _Taken | None = None
+        taken: Taken | None = None
         while True:
             self._wake.clear()
             endings = self._settle(scheduler, taken)
             try:
-                step = scheduler.schedule()
+                step = scheduler.schedule(self._guesses())
                 flight = None if step is None else self._launch(thread, context, step)
             finally:
                 self._tell_of(taken, endings)
@@ -387,37 +294,42 @@ class Worker:
                 raise _StuckError(f"a step did not end within {self._stuck_after_s:g} s") from None
             self._num_steps += 1
 
-    def _launch(
-        self, thread: EngineThread, context: ExecutionContext, step: Step
-    ) -> "asyncio.Future[_Taken]":
+    def _launch(self, thread: EngineThread, context: ExecutionContext, step: Step) -> "asyncio.Future[Taken]":
         outputs = [self._outputs[part.sequence.sequence_id] for part in step.parts]
-        flight = thread.call(_take_step, context, step, outputs, self._clock)
+        flight = thread.call(take_step, context, step, outputs, self._clock, self._helpers)
         thread.let_begin()
         return flight
 
-    def _settle(self, scheduler: Scheduler, taken: _Taken | None) -> list[_Ending]:
+    def _settle(self, scheduler: Scheduler, taken: Taken | None) -> list[_Ending]:
         """Book a step, and free the blocks of all that end with it, by an abort or at their deadline."""
-        endings = []
+        endings: list[_Ending] = []
+        failed: list[tuple[Job, StreamsrvError]] = []
         if taken is not None:
-            scheduler.update(taken.step, [s.token.token_id for s in taken.sampled])
-            endings += [
-                _Ending(s.output, s.finish, s.token)
-                for s in taken.sampled
-                if isinstance(s.finish, Finish) and not s.output.job.stream.log.ended
-            ]
-            for ending in endings:
-                scheduler.finish(ending.output.sequence)
+            # A sequence that has taken part gets a token, even where none could be chosen: it ends with that.
+            ids = {b.output.sequence.sequence_id: b.token_ids or [0] for b in taken.brought}
+            scheduler.update(taken.step, [ids[sequence.sequence_id] for sequence in taken.step.sampled])
+            for b in taken.brought:
+                if isinstance(b.finish, Finish) and not b.output.job.stream.log.ended:
+                    scheduler.finish(b.output.sequence)
+                    endings.append(_Ending(b.output, b.finish, b.elements))
+                elif isinstance(b.finish, StreamsrvError):
+                    failed.append((b.output.job, b.finish))
         aborts, self._to_abort = self._to_abort, []
-        failed = [
-            (s.output.job, s.finish)
-            for s in (taken.sampled if taken is not None else ())
-            if isinstance(s.finish, StreamsrvError)
-        ]
         for job, error in [*aborts, *failed, *self._expired()]:
-            for output in _open(job):
+            for output in job.open_outputs:
                 scheduler.finish(output.sequence)
                 endings.append(_Ending(output, error))
         return endings
+
+    def _guesses(self) -> dict[int, Seq[int]]:
+        """Guess what follows, where few enough outputs run that verifying costs little."""
+        if not self._prompt_lookup or len(self._outputs) > _MOST_GUESSING:
+            return {}
+        guesses = {}
+        for sequence_id, output in self._outputs.items():
+            if output.lookup is not None and output.sequence.num_uncomputed == 1:
+                guesses[sequence_id] = output.lookup.guess()
+        return guesses
 
     def _expired(self) -> list[tuple[Job, StreamsrvError]]:
         now = self._clock()
@@ -428,19 +340,23 @@ class Worker:
         }
         return [(job, DeadlinePassedError(started=job.num_output_tokens > 0)) for job in expired]
 
-    def _tell_of(self, taken: _Taken | None, endings: list[_Ending]) -> None:
+    def _tell_of(self, taken: Taken | None, endings: list[_Ending]) -> None:
         """Pass on what a step has brought, and who has ended."""
         report = None if taken is None else self._report(taken)
-        for s in taken.sampled if taken is not None else ():
-            log = s.output.job.stream.log
-            if s.finish is None and not log.ended:  # else it was told to end during the step
-                log.append(s.token)
+        for b in taken.brought if taken is not None else ():
+            log = b.output.job.stream.log
+            if b.elements and not isinstance(b.finish, Finish) and not log.ended:
+                log.append(*b.elements)  # else they come with the end, or it was told to end during the step
         for ending in endings:
-            self._end(ending.output, ending.how or _cancelled(ending.output), ending.last)
+            if ending.how is None:
+                elements, finish = ending.output.cancelled()
+                self._end(ending.output, finish, elements)
+            else:
+                self._end(ending.output, ending.how, ending.last)
         if report is not None:
             self._on_step(report)
 
-    def _report(self, taken: _Taken) -> StepReport:
+    def _report(self, taken: Taken) -> StepReport:
         """Note what a step has brought to each request's progress, and sum it up."""
         queue_times_s, first_tokens_s, num_prompt_tokens = [], [], 0
         for output in taken.outputs:
@@ -450,29 +366,36 @@ class Worker:
                 queue_times_s.append(taken.began_s - progress.arrived_s)
         now = self._clock()
         gaps_s: dict[float, int] = {}
-        for s in taken.sampled:
-            progress = s.output.job.stream.progress
+        num_output_tokens = 0
+        for b in taken.brought:
+            if not b.token_ids:
+                continue
+            progress = b.output.job.stream.progress
+            num_output_tokens += len(b.token_ids)
+            progress.num_output_tokens += len(b.token_ids)
+            num_gaps = len(b.token_ids)
             if progress.last_token_s is None:
                 progress.first_token_s = now
                 first_tokens_s.append(now - progress.arrived_s)
-                num_prompt_tokens += s.output.sequence.num_prompt_tokens
+                num_prompt_tokens += b.output.sequence.num_prompt_tokens
             else:
                 gap_s = now - progress.last_token_s
                 gaps_s[gap_s] = gaps_s.get(gap_s, 0) + 1
+            if num_gaps > 1:
+                gaps_s[0.0] = gaps_s.get(0.0, 0) + num_gaps - 1
             progress.last_token_s = now
-            progress.num_output_tokens += 1
         return StepReport(
             taken.ended_s - taken.began_s,
             taken.step.batch.num_sequences,
             taken.step.batch.num_tokens,
-            len(taken.sampled),
+            num_output_tokens,
             num_prompt_tokens,
             tuple(queue_times_s),
             tuple(first_tokens_s),
             gaps_s,
         )
 
-    def _end(self, output: Output, how: Finish | StreamsrvError, last: Token | None = None) -> None:
+    def _end(self, output: Output, how: Finish | StreamsrvError, last: Seq[Element] = ()) -> None:
         """The one place where an output ends: blocks first, then the reader is told, if it has not been."""
         job = output.job
         if self._scheduler is not None and output.sequence.status is not SequenceStatus.FINISHED:
@@ -489,15 +412,14 @@ class Worker:
         job: Job,
         how: Finish | StreamsrvError,
         output: Output | None = None,
-        last: Token | None = None,
+        last: Seq[Element] = (),
     ) -> None:
         """Tell a stream of the end of an output, or of the fault that ends them all."""
         if job.stream.log.ended:
             return
         if isinstance(how, Finish):
             assert output is not None
-            elements: list[Element] = [last] if last else []
-            elements.append(OutputEnd(output.index, how))
+            elements = [*last, OutputEnd(output.index, how)]
             if job.num_open == 0:
                 self._note_end(job, how)
                 elements.append(job.usage)
@@ -535,48 +457,3 @@ def _make_context(engine: Engine, made: list[ExecutionContext]) -> ExecutionCont
 def _close_contexts(made: list[ExecutionContext]) -> None:
     for context in made:
         context.close()
-
-
-def _open(job: Job) -> list[Output]:
-    """The outputs of a job that have not ended."""
-    return [output for output in job.outputs if output.sequence.status is not SequenceStatus.FINISHED]
-
-
-def _cancelled(output: Output) -> Finish:
-    return Finish(FinishReason.CANCELLED, text=output.detokenizer.flush())
-
-
-def _take_step(
-    context: ExecutionContext, step: Step, outputs: list[Output], clock: Callable[[], float]
-) -> _Taken:
-    """Compute, sample and detokenise; on the worker's thread. `outputs` are those of the step's parts."""
-    began_s = clock()
-    sampling = [output for output, part in zip(outputs, step.parts, strict=True) if part.samples]
-    rows, batch = [output.row_sampling() for output in sampling], step.batch
-    if num_candidates := context.num_candidates:
-        in_full = [
-            output.wants_logprobs or needs_full_row(row, num_candidates)
-            for output, row in zip(sampling, rows, strict=True)
-        ]
-        batch = replace(batch, full_rows=np.array(in_full, np.bool_))
-    result = context.step(batch)
-    # Before the rows are changed.
-    logprobs = [output.row_logprobs(row) for output, row in zip(sampling, result.logits, strict=True)]
-    token_ids = sample(result, rows)
-    sampled = [_accept(*each) for each in zip(sampling, token_ids, logprobs, strict=True)]
-    return _Taken(step, outputs, sampled, began_s, clock())
-
-
-def _accept(output: Output, token_id: int, logprobs: RowLogprobs | None) -> _Sampled:
-    sequence, detokenizer = output.sequence, output.detokenizer
-    if token_id == NOTHING_LEFT:
-        # A sequence that has taken part in a step gets some token; this one ends before it is looked at.
-        return _Sampled(output, Token(output.index, 0, ""), NothingAllowedError(sequence.num_output_tokens))
-    if output.changes is not None:
-        output.changes.push(token_id)
-    text = detokenizer.push(token_id, may_stop=sequence.may_stop_next)
-    finish = sequence.finish_by(token_id, detokenizer.matched_stop)
-    if finish is not None:
-        finish = Finish(finish.reason, finish.matched, detokenizer.flush())
-    known = None if logprobs is None else logprobs.of(token_id)
-    return _Sampled(output, Token(output.index, token_id, text, known), finish)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamsrv.chat import ToolCall
 from streamsrv.chunks import ChunkEncoder
 from streamsrv.client import Chunk, make_request
 from streamsrv.client.follower import Follower, FollowState, GiveUp, NextCall
 from streamsrv.client.request import make_resumable
 from streamsrv.errors import CallFailedError, StreamCorruptError, StreamIncompleteError
-from streamsrv.request import Codec, OutputOptions, ToolCall
+from streamsrv.request import Codec, OutputOptions
 from streamsrv.sequence import Finish, FinishReason
 from streamsrv.stream import Element, OutputEnd, PromptTokens, StreamEnd, Token, ToolCallMade
 from streamsrv.v1 import inference_pb2 as pb

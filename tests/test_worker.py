@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Sequence as Seq
 from contextlib import asynccontextmanager
 
 import numpy as np
@@ -14,12 +15,13 @@ from engines.scripted import ScriptedContext, ScriptedEngine
 from streamsrv.detokenizer import Detokenizer
 from streamsrv.errors import DeadlinePassedError, StoppedError, WorkerLostError
 from streamsrv.observer import StepReport
+from streamsrv.output import Job
 from streamsrv.request import GenerateRequest, SamplingParams, StopConditions
 from streamsrv.scheduler import Scheduler, Step
 from streamsrv.sequence import FinishReason, Sequence
 from streamsrv.stream import Caller, LogMemory, OutputEnd, Stream, StreamEnd, StreamLog, Token
 from streamsrv.tokenizer import Tokenizer
-from streamsrv.worker import Job, Worker
+from streamsrv.worker import Worker
 from tests.servers import until
 
 SCRIPT = "one two three four five six seven eight nine ten"
@@ -261,12 +263,12 @@ async def test_a_deadline_that_passes_during_a_step_ends_after_its_token() -> No
 async def test_ends_are_told_even_if_the_next_step_cannot_be_formed(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule, num_calls = Scheduler.schedule, 0
 
-    def failing(scheduler: Scheduler) -> Step | None:
+    def failing(scheduler: Scheduler, guesses: Mapping[int, Seq[int]]) -> Step | None:
         nonlocal num_calls
         num_calls += 1
         if num_calls == 2:
             raise RuntimeError("a fault of ours")
-        return schedule(scheduler)
+        return schedule(scheduler, guesses)
 
     monkeypatch.setattr(Scheduler, "schedule", failing)
     steps = Steps()
