@@ -178,6 +178,10 @@ class Settings(BaseSettings):
     prefix_cache: bool = Field(
         True, description="reuse what was computed for the same first tokens of another request"
     )
+    prompt_lookup: bool = Field(
+        True,
+        description="guess tokens by what was said before, and compute several at once, while few outputs run",
+    )
     min_chunk_interval_ms: int = Field(
         0,
         ge=0,

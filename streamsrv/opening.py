@@ -55,6 +55,7 @@ def make_pool(
             max_step_tokens=settings.max_step_tokens,
             max_context=settings.max_context or engine.model.spec.context_length,
             prefix_cache=settings.prefix_cache,
+            prompt_lookup=settings.prompt_lookup,
         ),
         num_workers=settings.workers,
         instance_id=instance_id,

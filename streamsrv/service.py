@@ -96,11 +96,12 @@ class InferenceService(InferenceServiceServicer):
             deadline_s = None if remaining_s is None else time.monotonic() + remaining_s
             parsed = await parse_generate(request, pool.tokenizer, pool.vocab_size, deadline_s, self._limits)
             call.request = parsed
+            constraint = await pool.compile(parsed)
             self._models.check_served(call.model, pool)  # it may have been unloaded meanwhile
             for other in self._models:
                 if other is not pool:
                     other.check_request_id(call.caller, parsed.request_id)
-            stream = pool.submit(parsed, call.caller, arrived_s=call.arrived_s)
+            stream = pool.submit(parsed, call.caller, arrived_s=call.arrived_s, constraint=constraint)
             await self._send(context, call, stream, pool, parsed.stream)
 
     async def Resume(  # type: ignore[override]
@@ -349,4 +350,6 @@ def _describe(name: str, pool: WorkerPool) -> pb.Model:
         num_layers=model.spec.num_layers,
         num_parameters=model.spec.num_parameters,
         has_chat_template=model.vocabulary.chat_template is not None,
+        has_prefix_cache=pool.limits.prefix_cache,
+        tool_call_format=form.value if (form := pool.tokenizer.tool_call_format) is not None else "",
     )

@@ -12,6 +12,8 @@ from grpc_status import rpc_status
 from engines.api import StreamsrvError
 from streamsrv import errors
 from streamsrv.chat import ChatTemplateError
+from streamsrv.constraint import ConstraintFailedError, InvalidConstraintError
+from streamsrv.logit_changes import NothingAllowedError
 
 ERROR_DOMAIN = "streamsrv"
 
@@ -21,6 +23,9 @@ STATUS_CODES: dict[type[StreamsrvError], grpc.StatusCode] = {
     errors.UnauthenticatedError: grpc.StatusCode.UNAUTHENTICATED,
     errors.PromptTooLongError: grpc.StatusCode.INVALID_ARGUMENT,
     ChatTemplateError: grpc.StatusCode.INVALID_ARGUMENT,
+    InvalidConstraintError: grpc.StatusCode.INVALID_ARGUMENT,
+    NothingAllowedError: grpc.StatusCode.INVALID_ARGUMENT,
+    ConstraintFailedError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.ModelNotFoundError: grpc.StatusCode.NOT_FOUND,
     errors.ModelLoadError: grpc.StatusCode.FAILED_PRECONDITION,
     errors.RequestIdInUseError: grpc.StatusCode.ALREADY_EXISTS,
