@@ -406,8 +406,11 @@ def test_a_token_that_is_not_allowed_fails_the_output(tiny: Rig) -> None:
         state.copy().accept(_EOS)
     with pytest.raises(ConstraintFailedError, match="token"):
         state.accept(tiny.encode("b")[0])
+    assert not state.must_stop
     with pytest.raises(ConstraintFailedError):
         tiny.allowed(state)
+    with pytest.raises(ConstraintFailedError):
+        state.forced_tokens()
 
 
 def test_every_end_of_text_token_of_the_model_ends_an_output() -> None:

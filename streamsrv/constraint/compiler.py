@@ -16,12 +16,13 @@ from streamsrv.constraint.state import ConstraintState, MaskShape
 _T = TypeVar("_T")
 
 # What bounds the work of one compilation, and of one mask. With the library's own values a counted
-# repetition of a repetition took 3.3 s and 200 MB; with these 0.6 s and 30 MB. All the schemas of the tests
-# need a tenth of them at most.
+# repetition of a repetition took 3.3 s and 200 MB; with these 0.6 s and 30 MB, and no constraint that was
+# tried grew beyond 50 MB. The schemas of the tests get by with a quarter of each; a string whose characters
+# are counted, up to 40,000 of them, came to the limit after 27,000.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000,
     step_lexer_fuel=100_000,
-    max_lexer_states=50_000,
+    max_lexer_states=250_000,
     max_grammar_size=200_000,
     verbose_errors=False,  # the state of the parser tells what the output was
 )
@@ -69,7 +70,7 @@ class ConstraintCompiler:
     """
 
     def __init__(
-        self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int], *, max_kept: int = 64
+        self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[int], *, max_kept: int = 32
     ) -> None:
         """`vocab_size` is the model's: how many logits it gives.
 
@@ -77,7 +78,7 @@ class ConstraintCompiler:
         """
         self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
-        self._eos_token_ids = tuple(eos_token_ids)
+        self._eos_token_ids = tuple(token_id for token_id in eos_token_ids if token_id < vocab_size)
         self._max_kept = max_kept
         self._kept: OrderedDict[ConstraintSpec, Constraint] = OrderedDict()
         self._keeping = threading.Lock()
@@ -126,7 +127,7 @@ class ConstraintCompiler:
             num_words=num_mask_words(self._vocab_size),
             num_library_words=num_mask_words(library_size),
             last_word=0xFFFF_FFFF >> -self._vocab_size % 32,
-            eos_token_ids=tuple(i for i in self._eos_token_ids if i < self._vocab_size),
+            eos_token_ids=self._eos_token_ids,
         )
 
     def _read_vocabulary(self, kind: ConstraintKind) -> LLTokenizer:

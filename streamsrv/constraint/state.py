@@ -48,7 +48,7 @@ class ConstraintState:
     @property
     def must_stop(self) -> bool:
         """Whether the output is complete, and nothing but an end-of-text token can follow."""
-        return self._has_ended or self._matcher.is_stopped()
+        return self._has_ended or (self._matcher.is_stopped() and not self._matcher.is_error())
 
     def mask(self, out: MaskArray) -> None:
         """Write which tokens may come next: [num_mask_words(vocab_size)], contiguous.
@@ -60,7 +60,7 @@ class ConstraintState:
         shape, eos = self._shape, self._shape.eos_token_ids
         assert out.shape == (shape.num_words,), f"a mask has {shape.num_words} words, not {out.shape}"
         assert out.flags.c_contiguous, "a mask must be contiguous"
-        if not self._matcher.is_error() and self.must_stop:
+        if self.must_stop:
             out.fill(0)
             eos = eos[:1]
         else:
@@ -68,8 +68,7 @@ class ConstraintState:
             if self._matcher.is_error():
                 self._go_on_alone()
                 self._write(out)
-            if self._matcher.is_error():
-                raise ConstraintFailedError(self._matcher.get_error())
+                self._check()
         out[-1] &= shape.last_word
         may_stop = self.may_stop
         for token_id in eos:
@@ -83,12 +82,21 @@ class ConstraintState:
         """Give the tokens that come next whatever the model says; the end of text last, if it is reached.
 
         They stand in the masks, too, one after another. Empty where there is a choice, and after the end.
+
+        Raises:
+            ConstraintFailedError: as `mask`.
+
         """
         if self._has_ended:
             return ()
         if self.must_stop:
             return self._shape.eos_token_ids[:1]
-        return tuple(self._matcher.compute_ff_tokens())
+        token_ids = self._matcher.compute_ff_tokens()
+        if self._matcher.is_error():
+            self._go_on_alone()
+            token_ids = self._matcher.compute_ff_tokens()
+            self._check()
+        return tuple(token_ids)
 
     def accept(self, token_id: int) -> None:
         """Go on with a token.
@@ -103,12 +111,12 @@ class ConstraintState:
                 raise ConstraintFailedError(f"token {token_id} ends an output that {state}")
             self._has_ended = True
             return
-        if not self._matcher.is_error() and self.must_stop:
+        if self.must_stop:
             raise ConstraintFailedError(f"token {token_id} follows an output that is complete")
         if not self._matcher.consume_token(token_id):
             self._go_on_alone()
-            if not self._matcher.consume_token(token_id):
-                raise ConstraintFailedError(self._matcher.get_error())
+            self._matcher.consume_token(token_id)
+            self._check()
         self._token_ids.append(token_id)
 
     def roll_back(self, num_tokens: int) -> None:
@@ -122,8 +130,8 @@ class ConstraintState:
             self._has_ended = False
             num_tokens -= 1
         if num_tokens:
-            if not self._matcher.rollback(num_tokens):
-                raise ConstraintFailedError(self._matcher.get_error())
+            self._matcher.rollback(num_tokens)
+            self._check()
             del self._token_ids[-num_tokens:]
 
     def masks_along(self, draft: Sequence[int], out: MaskArray) -> int:
@@ -161,6 +169,10 @@ class ConstraintState:
         else:
             words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
             out[:] = words[: self._shape.num_words]
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise ConstraintFailedError(self._matcher.get_error())
 
     def _go_on_alone(self) -> None:
         """Leave the lexer that all copies share, if it is that which has come to a limit.
