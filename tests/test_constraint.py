@@ -357,8 +357,8 @@ def test_a_lark_grammar_is_followed(tiny: Rig) -> None:
     [
         ("yes", "no"),
         ("a", "ab", "abc"),
-        ('quote "', "back\\slash", "new\nline", "[a-z]+", "/"),
-        ("é", "😀", "日本語"),
+        ('quote "', "back\\slash", "new\nline", "[a-z]+", "/", "\x01", "\x7f"),
+        ("é", "😀", "日本語", "\u2028"),
     ],
 )
 def test_choices_allow_each_text_and_nothing_else(tiny: Rig, texts: tuple[str, ...]) -> None:

@@ -171,7 +171,7 @@ def _grammar(spec: ConstraintSpec) -> str:
             return json.dumps({"grammars": [{"lark_grammar": text}]})
         case ConstraintKind.CHOICES:
             # As one terminal: thousands of alternatives of a rule are more than the parser takes.
-            texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in spec.texts)
+            texts = " | ".join(map(json.dumps, spec.texts))
             return json.dumps({"grammars": [{"lark_grammar": f"start: CHOICE\nCHOICE: {texts}"}]})
 
 
