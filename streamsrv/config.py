@@ -180,7 +180,7 @@ class Settings(BaseSettings):
     )
     prompt_lookup: bool = Field(
         True,
-        description="guess tokens by what was said before, and compute several at once, while few outputs run",
+        description="guess tokens by what was said before, and verify several at once, while few outputs run",
     )
     min_chunk_interval_ms: int = Field(
         0,
@@ -373,6 +373,21 @@ MODEL_SETTINGS = (
 """What a file of a folder of models can set for its model alone."""
 
 
+def check_model_settings(model: Mapping[str, Any], origin: Path) -> None:
+    """Make sure that a file sets what can be set for a model alone.
+
+    Raises:
+        SettingsError: a name is another's.
+
+    """
+    for name in model:
+        if name not in MODEL_SETTINGS:
+            known = ", ".join(MODEL_SETTINGS)
+            raise SettingsError(
+                f"unknown setting {name!r} in {origin}; a model of a folder can have: {known}"
+            )
+
+
 def settings_of_model(server: Settings, model: Mapping[str, Any], origin: Path) -> Settings:
     """Compose the settings of one model of a folder: its own, where it has them, else the server's.
 
@@ -385,12 +400,7 @@ def settings_of_model(server: Settings, model: Mapping[str, Any], origin: Path) 
         SettingsError: a name or a value is wrong; all that is wrong is said at once.
 
     """
-    for name in model:
-        if name not in MODEL_SETTINGS:
-            known = ", ".join(MODEL_SETTINGS)
-            raise SettingsError(
-                f"unknown setting {name!r} in {origin}; a model of a folder can have: {known}"
-            )
+    check_model_settings(model, origin)
     given = {name: getattr(server, name) for name in server.model_fields_set}
     # Said outright, since a variable would set them again.
     given |= dict.fromkeys(("models", "load", "default_model", "admin_listen", "admin_keys"))

@@ -38,7 +38,7 @@ class EngineThread:
         def work() -> None:
             try:
                 result = function(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001: whatever ends a step must reach the waiter
+            except BaseException as error:  # whatever ends a step must reach the waiter
                 _deliver(loop, _fail, future, error)
             else:
                 _deliver(loop, _succeed, future, result)

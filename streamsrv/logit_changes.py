@@ -23,9 +23,9 @@ class NothingAllowedError(InvalidRequestError):
         super().__init__(
             FieldViolation(
                 "sampling",
-                f"after {num_output_tokens} tokens of an output nothing may follow: every token is banned, not "
-                "allowed, excluded by the constraint, or would end the output before stop.min_tokens; allow "
-                "at least one that goes on",
+                f"after {num_output_tokens} tokens of an output nothing may follow: every token is banned, "
+                "not allowed, excluded by the constraint, or would end the output before stop.min_tokens; "
+                "allow at least one that goes on",
             )
         )
         self.num_output_tokens = num_output_tokens

@@ -10,6 +10,8 @@ import pytest
 
 from engines.scripted import DEFAULT_SCRIPT, ScriptedEngine
 from streamsrv.client import Client
+from streamsrv.config import Settings
+from streamsrv.opening import open_model
 from tests.integration.test_service import Gate
 from tests.proxy import FaultyProxy
 from tests.servers import running, until
@@ -23,7 +25,7 @@ def code(containing: str) -> str:
     return str(block)
 
 
-@pytest.mark.parametrize("containing", ["import Client\n\n\nasync def main", "import SyncClient"])
+@pytest.mark.parametrize("containing", ["import Client\n\n\nasync def main", "for text in stream.texts()"])
 async def test_an_example_streams_from_a_server(containing: str) -> None:
     async with running() as server:
         source = code(containing).replace("127.0.0.1:50051", server.target)
@@ -33,6 +35,24 @@ async def test_an_example_streams_from_a_server(containing: str) -> None:
         output, _ = await process.communicate()
         assert process.returncode == 0
         assert DEFAULT_SCRIPT[:80] in output.decode()
+
+
+async def test_the_example_of_structured_output_gives_json_and_a_choice(
+    demo_path: Path, tmp_path: Path
+) -> None:
+    settings = Settings(model=str(demo_path), cache_dir=tmp_path, kv_cache_gib=0.25)
+    engine = await asyncio.to_thread(open_model, settings)
+    async with running(engine) as server:
+        source = code("json_schema=schema").replace("127.0.0.1:50051", server.target)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "error", "-c", source), stdout=asyncio.subprocess.PIPE
+        )
+        output, _ = await process.communicate()
+        assert process.returncode == 0
+        described, choice = output.decode().splitlines()[0], output.decode().splitlines()[-1]
+        assert described.startswith("{")
+        assert choice in (" Paris", " London")
+    engine.close()
 
 
 async def test_the_example_of_going_on_elsewhere_gives_the_whole_answer() -> None:
