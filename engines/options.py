@@ -12,7 +12,7 @@ class WeightFormat(Enum):
     AUTO = "auto"
     """The engine's choice: the fastest that stays close to the checkpoint."""
     INT8 = "int8"
-    """8-bit integers with one float scale per output channel."""
+    """8-bit integers with one float scale per output channel, on onnxruntime per 32 inputs of it."""
     INT4 = "int4"
     """4-bit integers with one float scale per 32 inputs of an output channel, and an offset where the
     checkpoint's own blocks have one. The output projection is int8: it loses most by four bits."""

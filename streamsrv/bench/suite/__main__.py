@@ -23,7 +23,7 @@ _SECTIONS = ("startup", "memory", "throughput", "engines", "wire", "streams", "c
 def main() -> None:
     """Run the sections asked for; exit 1 with a sentence if one cannot be measured."""
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and sizes, in three minutes")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and sizes, in four minutes")
     parser.add_argument("--model", default="demo", metavar="PATH", help="a model's path (default: demo)")
     parser.add_argument(
         "--only", choices=_SECTIONS, action="append", help="measure this alone; may be repeated"
