@@ -11,14 +11,10 @@ from numpy.typing import NDArray
 
 from engines.spec import Vocabulary
 from engines.vocabulary import vocabulary_from_gguf
-from streamsrv.constraint import (
-    ConstraintCompiler,
-    ConstraintKind,
-    ConstraintSpec,
-    ConstraintState,
-    num_mask_words,
-)
-from streamsrv.constraint.mask import allowed_ids
+from streamsrv.constraint.compiler import ConstraintCompiler
+from streamsrv.constraint.mask import allowed_ids, num_mask_words
+from streamsrv.constraint.spec import ConstraintKind, ConstraintSpec
+from streamsrv.constraint.state import ConstraintState
 from streamsrv.tokenizer import Tokenizer
 from tests import vocabularies
 

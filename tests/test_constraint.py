@@ -10,19 +10,16 @@ import numpy as np
 import pytest
 
 from engines.vocabulary import vocabulary_from_gguf
-from streamsrv.constraint import (
+from streamsrv.constraint.compiler import Constraint, ConstraintCompiler
+from streamsrv.constraint.mask import allowed_ids, apply_mask, num_mask_words
+from streamsrv.constraint.spec import (
     MAX_CONSTRAINT_BYTES,
-    Constraint,
-    ConstraintCompiler,
     ConstraintFailedError,
     ConstraintKind,
     ConstraintSpec,
-    ConstraintState,
     InvalidConstraintError,
-    apply_mask,
-    num_mask_words,
 )
-from streamsrv.constraint.mask import allowed_ids
+from streamsrv.constraint.state import ConstraintState
 from tests import constrained, tiny_tokenizer, vocabularies
 from tests.constrained import Output, Rig, draw_output
 from tests.schemas import SCHEMAS, Json, SchemaCase
