@@ -13,6 +13,10 @@ class CallerShares:
         self._num_tokens: dict[str, int] = {}
         self._num_sequences: dict[str, int] = {}
 
+    def __len__(self) -> int:
+        """Callers that are remembered."""
+        return len(self._num_tokens)
+
     def enter(self, caller: str) -> None:
         """Note one more sequence of a caller."""
         if caller not in self._num_sequences:
