@@ -120,8 +120,11 @@ class WorkerPool:
             for _ in range(num_workers)
         ]
         model = engine.model
+        # The first of them is what ends a text that nothing can follow.
+        eos = tokenizer.control_ids([model.vocabulary.eos_token or ""])
+        eos_token_ids = sorted(model.vocabulary.eos_token_ids, key=lambda i: i not in eos)
         self._constraints = ConstraintCompiler(
-            model.vocabulary.tokenizer_json, model.spec.vocab_size, model.vocabulary.eos_token_ids
+            model.vocabulary.tokenizer_json, model.spec.vocab_size, eos_token_ids
         )
         self._memory = LogMemory(limits.log_memory_bytes)
         self._registry = StreamRegistry()
@@ -535,7 +538,8 @@ class WorkerPool:
                 stop=request.stop.stop,
                 include_stop=request.stop.include_stop,
                 skip_special=request.output.skip_special_tokens,
-                continues=request.continues_text,
+                # What a constraint says is the whole text: a space that it begins with, too.
+                continues=request.continues_text or constraint is not None,
                 kept=kept,
             )
             # The first output is that of a request for one, so that more of them change nothing about it.

@@ -242,14 +242,17 @@ class Constraint(_message.Message):
     LARK_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """json_schema is a JSON schema, as JSON text. "{}" allows any JSON."""
+    """json_schema is a JSON schema, as JSON text; "{}" allows any JSON. Properties come in the schema's order,
+    strings without \\u escapes, and white space in runs of at most 64 characters, or not at all with
+    "x-guidance": {"whitespace_flexible": false}. A schema that cannot be followed exactly is refused.
+    """
     regex: _builtins.str
     """regex is a regular expression, in the syntax of Rust's regex crate, for the whole output."""
     lark: _builtins.str
     """lark is a context-free grammar in llguidance's variant of Lark."""
     @_builtins.property
     def choices(self) -> Global___Choices:
-        """choices are texts, one of which the output is."""
+        """choices are texts, one of which the output is; none of them empty."""
 
     def __init__(
         self,
