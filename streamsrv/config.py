@@ -405,7 +405,7 @@ def settings_of_model(server: Settings, model: Mapping[str, Any], origin: Path) 
     # Said outright, since a variable would set them again.
     given |= dict.fromkeys(("models", "load", "default_model", "admin_listen", "admin_keys"))
     try:
-        settings = Settings(**(given | model))
+        settings = Settings(**given | dict(model))
     except ValidationError as error:
         raise SettingsError("; ".join(_describe(e, origin) for e in error.errors())) from None
     try:

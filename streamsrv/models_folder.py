@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from streamsrv.config import Settings, settings_of_model
+from streamsrv.config import Settings, check_model_settings, settings_of_model
 from streamsrv.errors import SettingsError
 
 
@@ -105,6 +105,7 @@ class ModelsFolder:
         own: dict[str, Any] = {"model": str(entry.path)}
         if entry.path.suffix == ".toml":
             own = _read(entry.path)
+            check_model_settings(own, entry.path)
             if own.get("engine", self._settings.engine) != "scripted" and own.get("model") != "demo":
                 own["model"] = str(self._model_path(entry, own.get("model")))
         settings = settings_of_model(self._settings, own, entry.path)

@@ -219,7 +219,7 @@ class Repository:
                 slot.host = self._group.create_task(self._host(slot, ready))
                 # The host never raises; cancelled before it began, it says nothing.
                 await asyncio.wait([slot.host, ready], return_when=asyncio.FIRST_COMPLETED)
-            if slot.state is not ModelState.READY:
+            if not ready.done():
                 await asyncio.wait([slot.host])
                 raise ModelLoadError(entry.name, slot.error or "loading was ended")
             return slot.status

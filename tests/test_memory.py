@@ -12,6 +12,7 @@ import pytest
 from engines.api import OutOfMemoryError
 from engines.cachesize import size_cache
 from engines.checkpoint import open_checkpoint
+from engines.linear_memory import size_rows
 from engines.memory import GIB, available_bytes, drop_mapped_pages, usable_processors
 from engines.options import EngineOptions
 from engines.spec import ModelSpec
@@ -173,6 +174,12 @@ def test_by_default_a_short_context_still_leaves_room_for_many_sequences(spec: M
 
 def test_by_default_a_cache_takes_no_more_than_half_of_the_memory_left(spec: ModelSpec) -> None:
     assert size_cache(spec, EngineOptions(), 32, 1 << 20, 200 << 20).num_blocks == 100
+
+
+def test_models_that_share_the_memory_take_no_more_than_their_shares(spec: ModelSpec) -> None:
+    shared = EngineOptions(memory_share=0.25)
+    assert size_cache(spec, shared, 32, 1 << 20, 200 << 20).num_blocks == 25
+    assert size_rows(replace(shared, max_batch=64), 32, 1 << 20, 200 << 20).num_blocks == 24
 
 
 def test_the_setting_decides_where_it_fits(spec: ModelSpec) -> None:
