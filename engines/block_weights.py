@@ -54,6 +54,7 @@ def hold_int8(graph: GraphBuilder, name: str, parts: dict[str, int], width: int)
                 scale[scale == 0] = 1  # a block of zeros stays one
                 scales.append(scale)
                 level = np.rint(blocks / scale[:, :, None])
+                np.clip(level, -127, 127, out=level)  # the scale of tiny numbers has few bits
                 yield (level + _INT8_ZERO).astype(np.uint8)
 
         graph.hold(graph.file.chunks(name, levels()))
