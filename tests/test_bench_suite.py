@@ -5,7 +5,8 @@ import numpy as np
 
 from engines.api import StepBatch
 from engines.scripted import ScriptedEngine
-from streamsrv.bench.suite.direct_loop import DirectLoop
+from streamsrv.bench.suite.direct_loop import DirectLoop, DirectTimes
+from streamsrv.bench.suite.engines import engine_row
 from streamsrv.bench.suite.markdown import section
 from streamsrv.bench.suite.server_process import server_process
 from streamsrv.bench.suite.sse import sse_response
@@ -106,6 +107,15 @@ async def test_a_server_process_is_ready_inside_and_gone_after() -> None:
             assert (await client.server_info()).engine == "scripted"
         assert 0 < server.resident_bytes() <= server.peak_resident_bytes()
         assert server.ready_s > 0
+
+
+def test_engines_are_compared_round_by_round() -> None:
+    runs = {
+        "openvino": [DirectTimes(1.0, 2.0), DirectTimes(1.0, 4.0), DirectTimes(1.0, 8.0)],
+        "other": [DirectTimes(1.0, 1.0), DirectTimes(1.0, 4.0), DirectTimes(1.0, 2.0)],
+    }
+    row = engine_row("1, decode", runs, lambda times: 80 / times.decode_s)
+    assert row == ["1, decode", "20", "40", "**2.00** (1.00-4.00)"]
 
 
 def test_a_section_is_a_markdown_table() -> None:

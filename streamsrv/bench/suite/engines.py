@@ -56,9 +56,12 @@ async def engines_section(model: str, batches: Seq[int], num_rounds: int, say: C
         f"the ratio to {_BASE} is the median of the rounds' ratios, with the least and the greatest.",
         _headings(),
         [
-            *(_row(f"{batch}, decode", by_engine, _decode_rate(batch)) for batch, by_engine in runs.items()),
             *(
-                _row(f"{batch}, prompts", by_engine, _prefill_rate(batch))
+                engine_row(f"{batch}, decode", by_engine, _decode_rate(batch))
+                for batch, by_engine in runs.items()
+            ),
+            *(
+                engine_row(f"{batch}, prompts", by_engine, _prefill_rate(batch))
                 for batch, by_engine in runs.items()
             ),
         ],
@@ -73,7 +76,8 @@ def _headings() -> list[str]:
     return headings
 
 
-def _row(what: str, runs: Runs, rate: Callable[[DirectTimes], float]) -> list[str]:
+def engine_row(what: str, runs: Runs, rate: Callable[[DirectTimes], float]) -> list[str]:
+    """Lay out each engine's median rate and the ratios of its rounds to those of the first engine."""
     rates = {name: [rate(times) for times in rounds] for name, rounds in runs.items()}
     cells = [what]
     for name, values in rates.items():
