@@ -8,7 +8,10 @@ import numpy as np
 
 from engines.api import FloatArray, StreamsrvError
 from streamsrv.chat import ToolCall
-from streamsrv.constraint import Constraint, ConstraintFailedError, ConstraintState, num_mask_words
+from streamsrv.constraint.compiler import Constraint
+from streamsrv.constraint.mask import num_mask_words
+from streamsrv.constraint.spec import ConstraintFailedError
+from streamsrv.constraint.state import ConstraintState
 from streamsrv.detokenizer import Detokenizer
 from streamsrv.logit_changes import LogitChanges, NothingAllowedError
 from streamsrv.logprobs import RowLogprobs

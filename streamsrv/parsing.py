@@ -8,7 +8,7 @@ from google.protobuf.json_format import MessageToDict
 
 from streamsrv.chat import ChatMessage, Tool, ToolCall
 from streamsrv.chunks import CODEC_FROM_PB
-from streamsrv.constraint import ConstraintKind, ConstraintSpec
+from streamsrv.constraint.spec import ConstraintKind, ConstraintSpec
 from streamsrv.errors import FieldViolation, InvalidRequestError
 from streamsrv.request import (
     Codec,

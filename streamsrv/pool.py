@@ -12,7 +12,7 @@ from enum import Enum
 import numpy as np
 
 from engines.api import Engine
-from streamsrv.constraint import Constraint, ConstraintCompiler
+from streamsrv.constraint.compiler import Constraint, ConstraintCompiler
 from streamsrv.detokenizer import Detokenizer
 from streamsrv.errors import (
     CallerShareUsedError,

@@ -5,7 +5,7 @@ from dataclasses import InitVar, dataclass, field
 from enum import Enum
 
 from streamsrv.chat import Tool
-from streamsrv.constraint import ConstraintSpec
+from streamsrv.constraint.spec import ConstraintSpec
 from streamsrv.errors import FieldViolation, InvalidRequestError
 from streamsrv.tool_call_format import ToolCallFormat
 

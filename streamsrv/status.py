@@ -12,7 +12,7 @@ from grpc_status import rpc_status
 from engines.api import StreamsrvError
 from streamsrv import errors
 from streamsrv.chat import ChatTemplateError
-from streamsrv.constraint import ConstraintFailedError, InvalidConstraintError
+from streamsrv.constraint.spec import ConstraintFailedError, InvalidConstraintError
 from streamsrv.logit_changes import NothingAllowedError
 
 ERROR_DOMAIN = "streamsrv"
