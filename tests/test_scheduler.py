@@ -89,6 +89,27 @@ def test_the_youngest_gives_its_blocks_back_and_its_tokens_stay() -> None:
     assert old.token_ids[4:] == young.token_ids[4:] == driver.replies[:10]
 
 
+def test_a_lower_priority_gives_its_blocks_back_before_a_younger_sequence() -> None:
+    driver = Driver(num_blocks=4, block_size=4, max_running=2, max_step_tokens=16)
+    low, high = make_sequence(1, prompt=4, output=10), make_sequence(2, prompt=4, output=10)
+    low.priority = -5
+    driver.scheduler.add(low, now_s=0.0)
+    driver.scheduler.add(high, now_s=4.0)
+    driver.run()
+    assert driver.finished == [high, low]
+    assert (low.num_preemptions > 0, high.num_preemptions) == (True, 0)
+
+
+def test_a_lower_priority_that_is_old_enough_keeps_its_blocks() -> None:
+    driver = Driver(num_blocks=4, block_size=4, max_running=2, max_step_tokens=16)
+    low, high = make_sequence(1, prompt=4, output=10), make_sequence(2, prompt=4, output=10)
+    low.priority = -5
+    driver.scheduler.add(low, now_s=0.0)
+    driver.scheduler.add(high, now_s=6.0)
+    driver.run()
+    assert driver.finished == [low, high]
+
+
 def test_an_illegal_change_of_status_is_refused() -> None:
     sequence = make_sequence(1, 1, 1)
     sequence.move_to(SequenceStatus.FINISHED)
