@@ -31,8 +31,8 @@ from streamsrv.request import SamplingParams
 NOTHING_LEFT = -2
 """In place of a token id: everything that was possible is forbidden."""
 
-# How many of a full row's best tokens are looked at before all of it is put in order.
-_NUM_BEST = 256
+# How many of a full row's best tokens are looked at, first and then, before all of it is put in order.
+_NUMS_BEST = (256, 4096)
 # Measured with 256 candidates of SmolLM2-135M on prose: without filters 88% of rows were decided at a
 # temperature of 1, 41% at 1.1 and 24% at 1.2; the 256th logit lay 6.4 or more below the best in three rows of
 # four, 7.7 in two.
@@ -192,12 +192,14 @@ def _choose_in_full_rows(
         token_ids[i] = best if each[best] > -np.inf else NOTHING_LEFT
         if token_ids[i] != NOTHING_LEFT and not row.params.is_greedy:
             drawn.append(i)
-    if drawn:
-        params = [rows[i].params for i in drawn]
-        token_ids[drawn] = choose_among_best([logits[i] for i in drawn], _NUM_BEST, params, points[drawn])
+    for num_best in _NUMS_BEST:
+        if drawn:
+            token_ids[drawn] = choose_among_best(
+                [logits[i] for i in drawn], num_best, [rows[i].params for i in drawn], points[drawn]
+            )
+            drawn = [i for i in drawn if token_ids[i] == UNDECIDED]
     for i in drawn:
-        if token_ids[i] == UNDECIDED:
-            token_ids[i] = choose_in_full(logits[i], rows[i].params, float(points[i]))
+        token_ids[i] = choose_in_full(logits[i], rows[i].params, float(points[i]))
     return token_ids
 
 

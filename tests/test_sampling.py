@@ -326,6 +326,27 @@ def test_candidates_and_full_rows_give_the_token_that_the_whole_row_gives(
         assert share >= SHARES[kind] * (kind_of_rows != "flat" or kind in ("greedy", "top_k", "all"))
 
 
+@pytest.mark.parametrize("size", [16_383, 16_384, 20_011])
+@pytest.mark.parametrize("kind_of_rows", KINDS_OF_ROWS)
+def test_rows_too_long_to_look_at_each_tokens_mass_give_the_same(kind_of_rows: str, size: int) -> None:
+    rng = np.random.default_rng([*kind_of_rows.encode(), size])
+    for kind in KINDS_OF_PARAMS:
+        logits = KINDS_OF_ROWS[kind_of_rows](rng, (12, size)).astype(np.float32)
+        logits[0, rng.integers(0, size, size=size - 100)] = -np.inf  # few are possible
+        logits[1] = np.where(np.arange(size) < size - 7, logits[1] - 5, logits[1] + 5)  # the best are last
+        logits += rng.uniform(-20, 20, size=(12, 1)).astype(np.float32)
+        rows = [
+            RowSampling(
+                replace(params, repetition_penalty=1, presence_penalty=0, frequency_penalty=0), generator
+            )
+            for params, generator in (
+                (KINDS_OF_PARAMS[kind](rng), np.random.default_rng(int(rng.integers(2**32)))) for _ in logits
+            )
+        ]
+        expected = [plainly(each, row) for each, row in zip(logits, _again(rows), strict=True)]
+        assert sample(full(logits), rows) == expected
+
+
 def test_all_candidates_are_enough_for_every_row() -> None:
     rng = np.random.default_rng(0)
     for kind_of_rows in KINDS_OF_ROWS.values():
