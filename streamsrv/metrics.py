@@ -271,7 +271,37 @@ _STATE: tuple[
         CounterMetricFamily,
         "streamsrv_preemptions",
         "Requests that had to give their blocks back and be computed again.",
-        lambda s: s.num_preemptions,
+        lambda s: s.counters.num_preemptions,
+    ),
+    (
+        CounterMetricFamily,
+        "streamsrv_prefix_cache_hits",
+        "Outputs whose prompt began with what was computed before.",
+        lambda s: s.counters.num_cache_hits,
+    ),
+    (
+        CounterMetricFamily,
+        "streamsrv_prefix_cached_tokens",
+        "Tokens of prompts that were not computed for that.",
+        lambda s: s.counters.num_cached_tokens,
+    ),
+    (
+        CounterMetricFamily,
+        "streamsrv_prefix_cache_evictions",
+        "Blocks that could have been found and went to another use.",
+        lambda s: s.counters.num_evictions,
+    ),
+    (
+        CounterMetricFamily,
+        "streamsrv_guessed_tokens",
+        "Tokens guessed by prompt lookup.",
+        lambda s: s.counters.num_guessed_tokens,
+    ),
+    (
+        CounterMetricFamily,
+        "streamsrv_accepted_tokens",
+        "Guesses that were right.",
+        lambda s: s.counters.num_accepted_tokens,
     ),
     (
         CounterMetricFamily,

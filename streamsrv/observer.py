@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from streamsrv.scheduler import SchedulerCounters
 from streamsrv.stream import Stream
 
 
@@ -48,8 +49,8 @@ class PoolState:
     """Blocks of the caches of all workers that have one."""
     num_used_blocks: int
     num_ready_workers: int
-    num_preemptions: int
-    """How often a sequence had to give its blocks back, since the start."""
+    counters: SchedulerCounters
+    """What the schedulers of all workers have done, since the start."""
     num_restarts: int
     """How often a worker's lost context was to be made again, since the start."""
 

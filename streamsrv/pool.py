@@ -32,6 +32,7 @@ from streamsrv.logprobs import TokenLogprobs, TopLogprobs
 from streamsrv.observer import PoolObserver, PoolState, StepReport, Unobserved
 from streamsrv.output import Job
 from streamsrv.request import RESUME_TOKEN_BYTES, GenerateRequest
+from streamsrv.scheduler import SchedulerCounters
 from streamsrv.sequence import Sequence
 from streamsrv.stream import Caller, LogMemory, PromptTokens, Reader, Stream, StreamLog, StreamRegistry
 from streamsrv.tokenizer import Tokenizer
@@ -210,7 +211,7 @@ class WorkerPool:
             num_blocks=sum(worker.num_blocks for worker in workers),
             num_used_blocks=sum(worker.num_used_blocks for worker in workers),
             num_ready_workers=sum(worker.state is WorkerState.READY for worker in workers),
-            num_preemptions=sum(worker.num_preemptions for worker in workers),
+            counters=SchedulerCounters.sum_of(worker.counters for worker in workers),
             num_restarts=sum(worker.num_restarts for worker in workers),
         )
 

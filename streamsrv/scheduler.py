@@ -3,7 +3,7 @@
 from bisect import insort
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
 from engines.api import CacheSpec
@@ -43,6 +43,12 @@ class SchedulerCounters:
     """Guesses that were verified."""
     num_accepted_tokens: int = 0
     """Guesses that were right."""
+
+    @classmethod
+    def sum_of(cls, counters: "Iterable[SchedulerCounters]") -> "SchedulerCounters":
+        """Add up those of several schedulers."""
+        each = list(counters)
+        return cls(**{f.name: sum(getattr(one, f.name) for one in each) for f in fields(cls)})
 
 
 class Scheduler:

@@ -15,7 +15,7 @@ from streamsrv.engine_thread import EngineThread
 from streamsrv.errors import DeadlinePassedError, StoppedError, WorkerLostError
 from streamsrv.observer import StepReport
 from streamsrv.output import Job, Output
-from streamsrv.scheduler import Scheduler, Step
+from streamsrv.scheduler import Scheduler, SchedulerCounters, Step
 from streamsrv.sequence import Finish, Sequence, SequenceStatus
 from streamsrv.step_taking import Taken, take_step
 from streamsrv.stream import Element, OutputEnd
@@ -109,7 +109,7 @@ class Worker:
         self._state = WorkerState.STARTING
         self._num_steps = 0
         self._num_restarts = 0
-        self._num_past_preemptions = 0  # of contexts that were lost
+        self._past_counters = SchedulerCounters()  # of contexts that were lost
 
     @property
     def state(self) -> WorkerState:
@@ -148,10 +148,11 @@ class Worker:
         return self._num_restarts
 
     @property
-    def num_preemptions(self) -> int:
-        """How often a sequence had to give its blocks back, since the start."""
-        now = self._scheduler.num_preemptions if self._scheduler else 0
-        return self._num_past_preemptions + now
+    def counters(self) -> SchedulerCounters:
+        """What its schedulers have done since the start."""
+        if self._scheduler is None:
+            return self._past_counters
+        return SchedulerCounters.sum_of([self._past_counters, self._scheduler.counters])
 
     @property
     def num_blocks(self) -> int:
@@ -439,7 +440,7 @@ class Worker:
 
     def _lose(self, error: Exception) -> None:
         self._end_all(WorkerLostError(str(error) or type(error).__name__))
-        self._num_past_preemptions, self._scheduler = self.num_preemptions, None
+        self._past_counters, self._scheduler = self.counters, None
         self._set_state(WorkerState.FAILED)
 
     def _set_state(self, state: WorkerState) -> None:

@@ -11,6 +11,7 @@ from streamsrv.errors import ConsumerStalledError, DrainingError, Unauthenticate
 from streamsrv.metrics import Metrics, ModelMetrics
 from streamsrv.observer import PoolState, StepReport
 from streamsrv.request import OutputOptions
+from streamsrv.scheduler import SchedulerCounters
 from streamsrv.sequence import Finish, FinishReason
 from streamsrv.stream import Caller, LogMemory, Stream, StreamLog
 
@@ -24,7 +25,7 @@ STATE = PoolState(
     num_blocks=7,
     num_used_blocks=8,
     num_ready_workers=9,
-    num_preemptions=10,
+    counters=SchedulerCounters(10, 20, 30, 40, 50, 60),
     num_restarts=11,
 )
 
@@ -150,6 +151,11 @@ def test_the_state_of_the_pool_is_read_at_each_scrape() -> None:
         "cache_blocks_used": 8,
         "workers_ready": 9,
         "preemptions_total": 10,
+        "prefix_cache_hits_total": 20,
+        "prefix_cached_tokens_total": 30,
+        "prefix_cache_evictions_total": 40,
+        "guessed_tokens_total": 50,
+        "accepted_tokens_total": 60,
         "worker_restarts_total": 11,
     }
     for name, count in expected.items():

@@ -14,6 +14,7 @@ from streamsrv.errors import DrainingError
 from streamsrv.log_format import FIELDS
 from streamsrv.metrics import Metrics
 from streamsrv.observer import PoolState
+from streamsrv.scheduler import SchedulerCounters
 from streamsrv.status import STATUS_CODES
 from streamsrv.stream import Caller
 
@@ -55,7 +56,7 @@ def test_the_table_of_log_fields_is_that_of_the_code() -> None:
 def metric_rows() -> list[tuple[str, str, str, str]]:
     """Name as Prometheus shows it, type, labels and meaning of each metric."""
     metrics = Metrics("1")
-    metrics.model("m").state = lambda: PoolState(*(0,) * len(fields(PoolState)))
+    metrics.model("m").state = lambda: PoolState(0, 0, 0, 0, 0, 0, 0, 0, 0, SchedulerCounters(), 0)
     metrics.call_ended(Call(CallKind.GENERATE, Caller("me"), 0.0, error=DrainingError()))
     suffix = {"counter": "_total", "info": "_info"}
     return [

@@ -129,4 +129,4 @@ async def test_a_cache_that_is_too_small_for_all_at_once_costs_nobody_a_token(
         state = server.pool.state()
     assert together == expected * 2
     # Eight small blocks, which they take from each other, or one row, for which they wait.
-    assert state.num_preemptions > 0 if state.num_blocks == 8 else state.num_blocks == 1
+    assert state.counters.num_preemptions > 0 if state.num_blocks == 8 else state.num_blocks == 1
