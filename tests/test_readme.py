@@ -2,7 +2,6 @@
 
 import logging
 import re
-from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 
