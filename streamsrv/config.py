@@ -367,7 +367,7 @@ MODEL_SETTINGS = (
     *("model", "engine", "weights", "precision", "kv_cache_type", "kv_cache_gib", "memory_share"),
     *("max_context", "max_running", "max_waiting", "max_waiting_tokens", "max_waiting_per_caller"),
     *("max_step_tokens", "workers", "threads", "gpu", "cuda_graphs", "log_memory_mib", "stuck_after_s"),
-    *("prefix_cache",),
+    *("prefix_cache", "prompt_lookup"),
     *("script_text", "script_step_ms"),
 )
 """What a file of a folder of models can set for its model alone."""

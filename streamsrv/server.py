@@ -120,10 +120,11 @@ async def serving(settings: Settings, engine: Engine | None = None) -> AsyncIter
         metrics, repository = Metrics(__version__), None
         if engine is None:
             folder = ModelsFolder(settings)
+            num_models = max(1, len(folder.entries()))
             repository = Repository(folder, metrics, lambda: show_health())
             models = repository.served
         else:
-            models = ServedModels(settings.model_name or engine.model.name)
+            models, num_models = ServedModels(settings.model_name or engine.model.name), 1
         health = HealthService([SERVICE_NAME], prefix=MODEL_PREFIX)
 
         # Health follows the workers: no worker, no service.
@@ -156,7 +157,7 @@ async def serving(settings: Settings, engine: Engine | None = None) -> AsyncIter
         if keys is not None:
             # First, so that a call that is not let in does no work.
             interceptors.insert(0, ApiKeyInterceptor(keys, metrics.refused))
-        server = grpc.aio.server(interceptors=interceptors, options=grpc_options(settings))
+        server = grpc.aio.server(interceptors=interceptors, options=grpc_options(settings, num_models))
         service = InferenceService(
             models,
             max_message_bytes=settings.max_message_mib << 20,
@@ -248,11 +249,12 @@ async def serve(settings: Settings, engine: Engine | None = None) -> None:
         log.info("stopping: %d streams to finish", running.models.num_unfinished)
 
 
-def grpc_options(settings: Settings) -> list[tuple[str, int]]:
+def grpc_options(settings: Settings, num_models: int = 1) -> list[tuple[str, int]]:
     """List the options that the gRPC server is made with; grpc ignores names that it does not know."""
+    num_streams = settings.max_streams_per_connection or num_models * settings.streams_per_connection
     return [
         ("grpc.max_receive_message_length", settings.max_message_mib << 20),
-        ("grpc.max_concurrent_streams", settings.streams_per_connection),
+        ("grpc.max_concurrent_streams", num_streams),
         ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share its calls
         ("grpc.keepalive_time_ms", 60_000),  # a peer that died is noticed after this and the next
         ("grpc.keepalive_timeout_ms", 20_000),

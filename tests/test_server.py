@@ -56,3 +56,10 @@ async def test_a_tokenizer_that_is_larger_than_the_model_is_refused() -> None:
     ):
         async with serving(Settings(listen="127.0.0.1:0"), engine):
             pass
+
+
+def test_a_connection_has_room_for_the_calls_of_every_model() -> None:
+    assert dict(grpc_options(Settings(), 3))["grpc.max_concurrent_streams"] == 3 * 640
+    assert (
+        dict(grpc_options(Settings(max_streams_per_connection=400), 3))["grpc.max_concurrent_streams"] == 400
+    )

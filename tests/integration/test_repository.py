@@ -3,7 +3,8 @@
 import asyncio
 import gc
 import threading
-from collections.abc import AsyncIterator
+import weakref
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,14 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from engines.scripted import DEFAULT_SCRIPT
+from engines.api import Engine
+from engines.scripted import DEFAULT_SCRIPT, ScriptedEngine
+from streamsrv import repository
 from streamsrv.api_keys import key_line, new_key
 from streamsrv.client import Client, Generation, call_failed
 from streamsrv.config import Settings, load_settings
 from streamsrv.errors import CallFailedError, ModelLoadError, SettingsError
+from streamsrv.opening import open_model
 from streamsrv.server import MODEL_PREFIX, RunningServer, serving
 from streamsrv.v1 import admin_pb2 as apb
 from streamsrv.v1 import inference_pb2 as pb
@@ -251,13 +255,71 @@ async def test_two_loads_at_once_are_one(folder: Path) -> None:
         assert await rig.text("alpha") == "I am alpha."
 
 
-async def test_loading_goes_on_when_who_asked_has_gone(folder: Path) -> None:
+class SlowOpening:
+    """Opens models as ever, one named alpha only when it may."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may = threading.Event()
+        self.began = threading.Event()
+        self.opened: list[Engine] = []
+        monkeypatch.setattr(repository, "open_model", self)
+
+    def __call__(self, settings: Settings, progress: Callable[[str, float], None]) -> Engine:
+        slow = "alpha" in (settings.script_text or "")
+        if slow:
+            progress("compiling", 0.5)
+            self.began.set()
+            assert self.may.wait(30)
+        engine = open_model(settings, progress)
+        if slow:
+            self.opened.append(engine)
+        return engine
+
+
+async def test_loading_shows_how_far_it_is_and_goes_on_when_who_asked_has_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = SlowOpening(monkeypatch)
     async with folder_server(folder, load="bravo") as rig:
         call = rig.admin.LoadModel(apb.LoadModelRequest(model="alpha"))
-        await call.wait_for_connection()
+        await until(opening.began.is_set)
         call.cancel()
-        await rig.load("alpha")
+        model = (await rig.admin.ListRepository(apb.ListRepositoryRequest())).models[0]
+        assert (model.state, model.phase, model.phase_done) == (apb.MODEL_STATE_LOADING, "compiling", 0.5)
+        assert await rig.text("bravo") == "I am bravo.", "others are served meanwhile"
+        loading = [asyncio.ensure_future(rig.load("alpha")) for _ in range(2)]
+        opening.may.set()
+        assert [model.state for model in await asyncio.gather(*loading)] == [READY, READY]
+        assert len(opening.opened) == 1
         assert await rig.text("alpha") == "I am alpha."
+
+
+async def test_unloading_waits_for_the_end_of_loading(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening = SlowOpening(monkeypatch)
+    async with folder_server(folder, load="bravo") as rig:
+        loading = asyncio.ensure_future(rig.load("alpha"))
+        await until(opening.began.is_set)
+        unloading = asyncio.ensure_future(rig.unload("alpha"))
+        opening.may.set()
+        assert (await loading).state == READY
+        assert (await unloading).model.state == UNLOADED
+
+
+async def test_a_server_stops_while_a_model_is_loaded_and_the_engine_is_closed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening = SlowOpening(monkeypatch)
+    closed = threading.Event()
+    monkeypatch.setattr(ScriptedEngine, "close", lambda _: closed.set())
+    server = serving(Settings(models=folder, load="", listen="127.0.0.1:0", admin_listen="127.0.0.1:0"))
+    async with server as running, grpc.aio.insecure_channel(f"127.0.0.1:{running.admin_port}") as channel:
+        stub: Any = AdminServiceStub(channel)
+        call = stub.LoadModel(apb.LoadModelRequest(model="alpha"))
+        await until(opening.began.is_set)
+    call.cancel()
+    assert not closed.is_set(), "the server did not wait for it"
+    opening.may.set()
+    await until(closed.is_set)
 
 
 async def test_models_come_and_go_under_traffic_and_every_request_ends_cleanly(folder: Path) -> None:
@@ -287,6 +349,15 @@ async def test_models_come_and_go_under_traffic_and_every_request_ends_cleanly(f
                 await until(lambda seen=seen: outcomes.get("alpha", 0) > seen)  # type: ignore[misc]
             done = True
         assert set(outcomes) == {"alpha", "bravo", gone}
+
+
+async def test_an_unloaded_model_leaves_nothing_behind(folder: Path) -> None:
+    async with folder_server(folder) as rig:
+        await rig.text("alpha")
+        pool = weakref.ref(rig.server.models.find("alpha")[1])
+        await rig.unload("alpha")
+        gc.collect()
+        assert pool() is None
 
 
 async def test_health_knows_each_model_by_its_name(folder: Path) -> None:
@@ -393,6 +464,22 @@ def test_settings_that_do_not_go_together_are_refused(flags: dict[str, Any], sai
 
 # ---------------------------------------------------------------------------------------------------------
 # Engines that compute
+
+
+async def test_a_model_whose_cache_does_not_fit_is_refused_and_gives_back_what_it_took(
+    folder: Path, tmp_path: Path, tiny_models: dict[str, TinyPaths]
+) -> None:
+    pytest.importorskip("openvino")
+    path = next(iter(tiny_models.values())).gguf
+    (folder / "huge.toml").write_text(f'model = "{path}"\nkv_cache_gib = 100000\nengine = "openvino"\n')
+    async with folder_server(folder, load="alpha", cache_dir=tmp_path / "cache") as rig:
+        for _ in range(2):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await rig.load("huge")
+            assert "a cache of 100000 GiB was asked for" in (caught.value.details() or "")
+        assert await rig.states() == {"alpha": READY, "bravo": UNLOADED, "huge": FAILED}
+        (folder / "huge.toml").write_text(f'model = "{path}"\nkv_cache_gib = 0.01\nengine = "openvino"\n')
+        assert (await rig.load("huge")).state == READY
 
 
 async def test_real_models_are_loaded_and_unloaded_and_give_their_memory_back(
