@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Set
 from dataclasses import replace
@@ -37,6 +38,9 @@ from engines.spec import ModelInfo, ModelSpec
 # oneDNN, in OpenVINO, would keep up to 1,024 products for shapes seen before, half a megabyte for each number
 # of tokens, beside those that the plugin keeps itself; without them new shapes took no longer.
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
+# Importing openvino reports that to its makers, if it finds this package: over the network, unasked, and from
+# a process that it forks for it. In a server whose threads run already, such processes crashed.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 try:
     import openvino as ov

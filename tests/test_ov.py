@@ -1,5 +1,6 @@
 """The OpenVINO engine's numbers against the oracle, and what it refuses."""
 
+import subprocess
 import sys
 import threading
 import time
@@ -725,3 +726,16 @@ def test_a_chosen_cache_type_decides_the_precision_left_open(cache_type: CacheTy
     settings = _settings(_Processor("BF16"), EngineOptions(cache_type=cache_type))
     assert settings["INFERENCE_PRECISION_HINT"] == precision
     assert settings["KV_CACHE_PRECISION"] == cache_type.value
+
+
+def test_nobody_is_told_that_the_engine_is_used() -> None:
+    # In a process of its own, since modules are imported once; a report would go out from a thread.
+    code = (
+        "import sys, threading, engines.ov\n"
+        "assert sys.modules['openvino_telemetry'] is None\n"
+        "assert threading.enumerate() == [threading.main_thread()]"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
