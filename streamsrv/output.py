@@ -128,6 +128,8 @@ class Output:
             brought.finish = NothingAllowedError(num_before)
         elif self._take(brought, token_id, known) and self._constraint is not None and not known:
             for forced in self._constraint.forced_tokens():
+                if not self._may_be_chosen(forced):
+                    break  # the next step will say that nothing is left
                 # As many draws as if each had been chosen in a step of its own.
                 self.row_sampling().draw_point()
                 if not self._take(brought, forced, None):
@@ -155,6 +157,12 @@ class Output:
         """How it ends where it is."""
         elements, text = self._flush()
         return elements, Finish(FinishReason.CANCELLED, text=text)
+
+    def _may_be_chosen(self, token_id: int) -> bool:
+        params = self.job.request.sampling
+        return token_id not in params.banned_token_ids and (
+            not params.allowed_token_ids or token_id in params.allowed_token_ids
+        )
 
     def _take(self, brought: Brought, token_id: int, known: RowLogprobs | None) -> bool:
         """Go on with one token; False if it ends."""

@@ -108,16 +108,23 @@ class Output:
 
 
 def draw_output(
-    rig: Rig, state: ConstraintState, draw: random.Random, *, num_free: int, most: int = 600
+    rig: Rig,
+    state: ConstraintState,
+    draw: random.Random,
+    *,
+    num_free: int,
+    most: int = 600,
+    begun: bytes = b"",
 ) -> Output:
     """Draw tokens that are allowed, all equally likely, then such that end the output as soon as can be.
 
-    Forced tokens are checked on the way: each is the only one allowed in its place.
+    Forced tokens are checked on the way: each is the only one allowed in its place. `begun` is the text that
+    brought the state to where it stands.
     """
     output = Output()
     mask = np.empty(num_mask_words(rig.vocab_size), np.uint32)
     forced: list[int] = []
-    text = b""
+    text = begun
     for i in range(most):
         state.mask(mask)
         ids = allowed_ids(mask, rig.vocab_size)
