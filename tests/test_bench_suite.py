@@ -2,16 +2,22 @@ import json
 import zlib
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from engines.api import StepBatch
 from engines.scripted import ScriptedEngine
+from streamsrv.bench.suite.asked import ask, ask_all
+from streamsrv.bench.suite.constrained import count_forced
 from streamsrv.bench.suite.direct_loop import DirectLoop, DirectTimes
 from streamsrv.bench.suite.engines import engine_row
 from streamsrv.bench.suite.markdown import section
+from streamsrv.bench.suite.sampled import KINDS, choosing_times
 from streamsrv.bench.suite.server_process import server_process
 from streamsrv.bench.suite.sse import sse_response
 from streamsrv.bench.suite.wire import Answer, measure_wire, record_answers
-from streamsrv.client import Client
+from streamsrv.client import Client, make_request
+from streamsrv.constraint.compiler import ConstraintCompiler
+from streamsrv.constraint.spec import ConstraintKind, ConstraintSpec
 from tests.servers import running
 
 
@@ -121,3 +127,39 @@ def test_engines_are_compared_round_by_round() -> None:
 def test_a_section_is_a_markdown_table() -> None:
     text = section("Title", "How.", ("what", "n"), [["a", "1"]])
     assert text.splitlines() == ["### Title", "", "How.", "", "| what | n |", "| --- | --: |", "| a | 1 |"]
+
+
+async def test_a_request_asked_tells_its_tokens_and_times() -> None:
+    async with running(ScriptedEngine()) as server:
+        asked = await ask(server.client, make_request("x", temperature=0.0, max_tokens=5, ignore_eos=True))
+        both = await ask_all(server.client, [make_request("x", max_tokens=n) for n in (2, 3)])
+    assert len(asked.token_ids) == asked.usage.num_completion_tokens == 5
+    assert asked.first_token_s > 0
+    assert asked.decode_rate > 0
+    assert [len(each.token_ids) for each in both] == [2, 3]
+
+
+def test_the_forced_tokens_of_an_output_are_counted_as_the_server_takes_them() -> None:
+    model = ScriptedEngine().model
+    vocabulary = model.vocabulary
+    compiler = ConstraintCompiler(
+        vocabulary.tokenizer_json, model.spec.vocab_size, sorted(vocabulary.eos_token_ids)
+    )
+    constraint = compiler.compile(ConstraintSpec(ConstraintKind.REGEX, ("[ab]xyz[ab]",)))
+    state = constraint.start()
+    encode = Tokenizer.from_str(vocabulary.tokenizer_json).encode
+    (first,) = encode("a", add_special_tokens=False).ids
+    state.accept(first)
+    forced = state.forced_tokens()
+    assert forced
+    assert count_forced(constraint, [first, *forced]) == len(forced)
+    assert count_forced(constraint, [first, *forced[:1]]) == 1
+
+
+def test_each_way_of_choosing_is_timed_in_turn() -> None:
+    steps: list[StepBatch] = []
+    engine = ScriptedEngine(before_step=steps.append)
+    times = choosing_times(engine, [[5, 6, 7], [8, 9]], num_rounds=2)
+    assert {kind: len(each) for kind, each in times.items()} == dict.fromkeys(KINDS, 2)
+    assert len(steps) == 2 + 3 * len(KINDS)  # a prompt's each, and a round to warm up
+    assert steps[-1].past_lens.tolist() == [3 + 3 * len(KINDS) - 1, 2 + 3 * len(KINDS) - 1]

@@ -9,15 +9,22 @@ from collections.abc import Awaitable, Callable
 import uvloop
 
 from engines.api import StreamsrvError
+from streamsrv.bench.suite.constrained import constraint_section
 from streamsrv.bench.suite.engines import engines_section
+from streamsrv.bench.suite.lookup import lookup_section
 from streamsrv.bench.suite.machine import describe_load, describe_machine
 from streamsrv.bench.suite.memory import memory_section
+from streamsrv.bench.suite.prefix import prefix_section
+from streamsrv.bench.suite.sampled import sampling_section
 from streamsrv.bench.suite.startup import startup_section
 from streamsrv.bench.suite.throughput import throughput_section
 from streamsrv.bench.suite.trouble import cancel_section, stall_section, streams_section
 from streamsrv.bench.suite.wire import wire_section
 
-_SECTIONS = ("startup", "memory", "throughput", "engines", "wire", "streams", "cancel", "stall")
+_SECTIONS = (
+    *("startup", "memory", "throughput", "engines", "prefix", "lookup", "constraint", "sampling"),
+    *("wire", "streams", "cancel", "stall"),
+)
 
 
 def main() -> None:
@@ -46,6 +53,10 @@ async def _measure(model: str, wanted: tuple[str, ...], *, quick: bool) -> None:
             model, (1, 32) if quick else (1, 8, 32, 64), 2 if quick else 5, _say
         ),
         "engines": lambda: engines_section(model, (1, 32) if quick else (1, 8, 32), 2 if quick else 5, _say),
+        "prefix": lambda: prefix_section(model, 2 if quick else 5, _say),
+        "lookup": lambda: lookup_section(model, 2 if quick else 8, _say),
+        "constraint": lambda: constraint_section(model, 2 if quick else 5, _say),
+        "sampling": lambda: sampling_section(model, 4 if quick else 20, _say),
         "wire": lambda: wire_section(model, _say),
         "streams": lambda: streams_section(_say),
         "cancel": lambda: cancel_section(100 if quick else 500, _say),

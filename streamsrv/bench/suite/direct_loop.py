@@ -19,7 +19,7 @@ from streamsrv.opening import open_model
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """New tokens of one sequence."""
 
     sequence: int
@@ -59,12 +59,12 @@ class DirectLoop:
                 tokens[part.sequence] = token
         prefilled_s = time.perf_counter()
         for i in range(max_tokens - 1):
-            parts = [_Part(b, len(prompts[b]) + i, [token], True) for b, token in enumerate(tokens)]
+            parts = [Part(b, len(prompts[b]) + i, [token], True) for b, token in enumerate(tokens)]
             tokens = self._step(parts, blocks_each)
         return DirectTimes(prefilled_s - began_s, time.perf_counter() - prefilled_s)
 
-    def _prefill_steps(self, prompts: Seq[Seq[int]]) -> list[list[_Part]]:
-        steps: list[list[_Part]] = [[]]
+    def _prefill_steps(self, prompts: Seq[Seq[int]]) -> list[list[Part]]:
+        steps: list[list[Part]] = [[]]
         room = self._max_step_tokens
         for b, prompt in enumerate(prompts):
             past = 0
@@ -73,27 +73,32 @@ class DirectLoop:
                     steps.append([])
                     room = self._max_step_tokens
                 ids = prompt[past : past + room]
-                steps[-1].append(_Part(b, past, ids, past + len(ids) == len(prompt)))
+                steps[-1].append(Part(b, past, ids, past + len(ids) == len(prompt)))
                 past += len(ids)
                 room -= len(ids)
         return steps
 
-    def _step(self, parts: Seq[_Part], blocks_each: int) -> list[int]:
-        lengths = [len(part.token_ids) for part in parts]
-        ends = np.cumsum(lengths)
-        blocks = [range(part.sequence * blocks_each, (part.sequence + 1) * blocks_each) for part in parts]
-        batch = StepBatch(
-            token_ids=np.concatenate([np.asarray(part.token_ids, np.int64) for part in parts]),
-            past_lens=np.array([part.past for part in parts], np.int32),
-            query_begins=np.concatenate([[0], ends]).astype(np.int32),
-            block_ids=np.concatenate(blocks).astype(np.int32),
-            block_begins=np.arange(len(parts) + 1, dtype=np.int32) * blocks_each,
-            logit_rows=np.array(
-                [end - 1 for part, end in zip(parts, ends, strict=True) if part.samples], np.int64
-            ),
-        )
+    def _step(self, parts: Seq[Part], blocks_each: int) -> list[int]:
+        batch = make_batch(parts, blocks_each)
         logits = self._context.step(batch).logits
         return [int(token) for token in logits.argmax(axis=1)] if len(batch.logit_rows) else []
+
+
+def make_batch(parts: Seq[Part], blocks_each: int) -> StepBatch:
+    """Lay out a step in which each sequence has blocks of its own, as many as each other."""
+    lengths = [len(part.token_ids) for part in parts]
+    ends = np.cumsum(lengths)
+    blocks = [range(part.sequence * blocks_each, (part.sequence + 1) * blocks_each) for part in parts]
+    return StepBatch(
+        token_ids=np.concatenate([np.asarray(part.token_ids, np.int64) for part in parts]),
+        past_lens=np.array([part.past for part in parts], np.int32),
+        query_begins=np.concatenate([[0], ends]).astype(np.int32),
+        block_ids=np.concatenate(blocks).astype(np.int32),
+        block_begins=np.arange(len(parts) + 1, dtype=np.int32) * blocks_each,
+        logit_rows=np.array(
+            [end - 1 for part, end in zip(parts, ends, strict=True) if part.samples], np.int64
+        ),
+    )
 
 
 def main() -> None:
