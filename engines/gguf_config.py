@@ -12,6 +12,7 @@ from engines.api import CheckpointError
 from engines.architecture import check_spec, family_of
 from engines.fields import Fields
 from engines.gguf_file import GgufFile
+from engines.hf_rope import say_what_is_left
 from engines.spec import Activation, Family, ModelSpec, SlidingWindow
 from engines.tensors import EMBED, FINAL_NORM, LM_HEAD, LayerTensor
 
@@ -224,6 +225,7 @@ def _phi3_rope(file: GgufFile, fields: Fields, head_dim: int) -> _Rope:
     if _SHORT_FACTORS not in file.tensors:
         return _Rope(context_length)
     original = fields.integer("rope.scaling.original_context_length", context_length)
+    say_what_is_left(original, context_length)
     return _Rope(
         min(context_length, original),
         _rope_factors(file, _SHORT_FACTORS, head_dim),

@@ -1,5 +1,6 @@
 """The rotary embedding in the config.json of a Hugging Face model folder."""
 
+import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,8 @@ from pathlib import Path
 from engines.api import CheckpointError
 from engines.fields import Fields
 from engines.spec import Family, RopeScaling
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,17 @@ def _window_theta(fields: Fields, groups: Fields | None, path: Path) -> float:
     return group.number("rope_theta", theta)
 
 
+def say_what_is_left(original: int, context_length: int) -> None:
+    """Log it where a model is used up to the length only that it had before LongRoPE."""
+    if original < context_length:
+        _LOG.warning(
+            "sequences may have %d tokens, not the %d of the model: its LongRoPE is supported up to its "
+            "original context",
+            original,
+            context_length,
+        )
+
+
 def _long_rope(fields: Fields, scaling: Fields, theta: float, head_dim: int, context_length: int) -> HfRope:
     """Read LongRoPE (Ding et al., arXiv 2402.13753) up to the length that the model had before it.
 
@@ -105,6 +119,7 @@ def _long_rope(fields: Fields, scaling: Fields, theta: float, head_dim: int, con
     """
     key = "original_max_position_embeddings"
     original = scaling.integer(key, fields.integer(key, 4096), least=2)
+    say_what_is_left(original, context_length)
     factor = scaling.number("factor", context_length / original)
     magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
     return HfRope(

@@ -243,12 +243,15 @@ def test_attention_of_gemmas_27b_size_has_a_scale_of_its_own(tmp_path: Path) -> 
         assert checkpoint.spec.attention_scale == 0.25
 
 
-def test_phi_3_is_read_up_to_the_length_before_it_was_stretched(tiny_models: dict[str, TinyPaths]) -> None:
+def test_phi_3_is_read_up_to_the_length_before_it_was_stretched(
+    tiny_models: dict[str, TinyPaths], caplog: pytest.LogCaptureFixture
+) -> None:
     with open_checkpoint(tiny_models[tiny.PHI3.name].gguf) as checkpoint:
         spec = checkpoint.spec
     assert (spec.context_length, spec.window) == (256, SlidingWindow(12, (0, 1)))
     assert spec.rope_factors == pytest.approx(tiny.SHORT_FACTORS)
     assert spec.rope_magnitude == pytest.approx((1 + np.log(4) / np.log(256)) ** 0.5)
+    assert "its LongRoPE is supported up to its original context" in caplog.text
 
 
 @pytest.mark.parametrize(

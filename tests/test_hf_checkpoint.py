@@ -439,13 +439,16 @@ def test_gemmas_norms_multiply_by_one_more_than_is_stored(tiny_models: dict[str,
         )
 
 
-def test_phi_3_is_read_up_to_the_length_before_it_was_stretched(tiny_models: dict[str, TinyPaths]) -> None:
+def test_phi_3_is_read_up_to_the_length_before_it_was_stretched(
+    tiny_models: dict[str, TinyPaths], caplog: pytest.LogCaptureFixture
+) -> None:
     spec = spec_of(tiny_models[tiny.PHI3.name].folder)
     assert spec.family is Family.PHI3
     assert (spec.context_length, spec.window) == (256, SlidingWindow(12, (0, 1)))
     assert spec.rope_factors == tiny.SHORT_FACTORS
     assert spec.rope_magnitude == pytest.approx((1 + np.log(4) / np.log(256)) ** 0.5)
     assert not spec.tied_embeddings
+    assert "its LongRoPE is supported up to its original context" in caplog.text
 
 
 def test_tensors_that_are_one_in_the_file_are_read_as_its_rows(tiny_models: dict[str, TinyPaths]) -> None:
