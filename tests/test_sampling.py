@@ -463,7 +463,41 @@ def test_a_full_row_is_asked_for_where_the_best_tokens_are_seldom_enough(
     assert needs_full_row(row, 64) is needed
 
 
+@pytest.mark.parametrize(
+    ("params", "will_have_mask", "needed"),
+    [
+        (SamplingParams(temperature=0, repetition_penalty=1.2), False, False),
+        (SamplingParams(temperature=0, repetition_penalty=0.9), False, True),  # others may rise
+        (SamplingParams(temperature=0.5, logit_bias=((3, 0.1),)), False, True),
+        (SamplingParams(temperature=0.5, logit_bias=((3, -0.1),)), False, False),
+        (SamplingParams(temperature=0.5, repetition_penalty=1.2), False, True),  # much may have become less
+        (SamplingParams(temperature=0.5, top_k=5, repetition_penalty=1.2), False, False),
+        (SamplingParams(temperature=0.5), True, True),
+        (SamplingParams(temperature=0), True, False),
+        (SamplingParams(temperature=0, allowed_token_ids=frozenset([4])), False, False),
+        (SamplingParams(temperature=0.5, typical_p=0.9), False, True),
+        (SamplingParams(temperature=0.5, top_p=0.9, typical_p=0.9), False, False),
+    ],
+)
+def test_a_full_row_is_asked_for_where_changes_reach_beyond_the_best_tokens(
+    params: SamplingParams, will_have_mask: bool, needed: bool
+) -> None:
+    row = RowSampling(params, np.random.default_rng(0), changes=LogitChanges.of(params, range(100, 120)))
+    assert needs_full_row(row, 64, will_have_mask=will_have_mask) is needed
+
+
 # ---------------------------------------------------------------------------------------------------------
+
+
+def test_some_rows_of_a_step_can_be_sampled_by_their_index() -> None:
+    rng = np.random.default_rng(0)
+    logits = (rng.normal(size=(6, 400)) * 3).astype(np.float32)
+    for kind in ("greedy", "as it is", "all"):
+        rows = [RowSampling(KINDS_OF_PARAMS[kind](rng), np.random.default_rng(i)) for i in range(6)]
+        whole = sample(full(logits), _again(rows))
+        some = [4, 1, 5]
+        for result in (full(logits), FarLogits(logits, 32).result()):
+            assert sample(result, _again([rows[i] for i in some]), some) == [whole[i] for i in some], kind
 
 
 def test_greedy_takes_the_best_and_draws_nothing() -> None:

@@ -4,9 +4,11 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engines.api import Engine
+from engines.checkpoint import open_checkpoint
 from engines.registry import open_engine
 from engines.scripted import ScriptedEngine
 from streamsrv.client import Client, Generation
@@ -15,6 +17,7 @@ from streamsrv.errors import CallFailedError
 from tests import tiny
 from tests.conftest import TinyPaths
 from tests.integration.test_service import Gate
+from tests.oracle import OracleDecoder
 from tests.servers import running
 from tests.trt_rig import in_cache
 
@@ -78,6 +81,35 @@ async def test_they_are_the_same_in_any_batch(engine: Engine) -> None:
             *(ids_of(generate(server.client, "x y " * n, seed=n, temperature=1)) for n in range(1, 5)),
         )
     assert crowded[: len(SAMPLINGS)] == quiet
+
+
+async def test_penalties_look_at_the_prompt_and_at_each_outputs_own_tokens(
+    engine: Engine, tiny_models: dict[str, TinyPaths]
+) -> None:
+    penalty, presence, frequency = (np.float32(value) for value in (1.2, 0.5, 0.25))
+    async with running(engine, max_running=8, max_step_tokens=64) as server:
+        prompt_ids = await server.client.tokenize(PROMPT)
+        several = await ids_of(
+            generate(
+                server.client,
+                temperature=0,
+                num_outputs=2,
+                repetition_penalty=float(penalty),
+                presence_penalty=float(presence),
+                frequency_penalty=float(frequency),
+            )
+        )
+    with open_checkpoint(tiny_models[tiny.LLAMA_TIED.name].gguf) as checkpoint:
+        decoder, expected = OracleDecoder(checkpoint.tensor, checkpoint.info.spec), list[int]()
+        for _ in range(MAX_TOKENS):
+            row = decoder.logits([*prompt_ids, *expected])[-1]
+            for token_id in {*prompt_ids, *expected}:
+                row[token_id] *= penalty if row[token_id] < 0 else 1 / penalty
+                count = expected.count(token_id)
+                row[token_id] -= frequency * count + presence * (count > 0)
+            expected.append(int(row.argmax()))
+    assert several == [expected, expected]
+    assert len(set(expected)) > MAX_TOKENS // 2
 
 
 async def test_greedy_ones_are_all_equal(engine: Engine) -> None:
