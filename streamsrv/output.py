@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from engines.api import FloatArray, StreamsrvError
-from streamsrv.chat import ToolCall
 from streamsrv.constraint.compiler import Constraint
 from streamsrv.constraint.mask import num_mask_words
 from streamsrv.constraint.spec import ConstraintFailedError
@@ -85,6 +84,7 @@ class Output:
         self.lookup = PromptLookup(request.prompt_token_ids) if looks_up else None
         parsing = request.tool_parsing
         self._calls: ToolCallParser | None = None
+        self._behind = ""  # text behind the last call
         if parsing is not None:
             self._calls = ToolCallParser(
                 parsing.format,
@@ -155,8 +155,10 @@ class Output:
 
     def cancelled(self) -> tuple[list[Element], Finish]:
         """How it ends where it is."""
-        elements, text = self._flush()
-        return elements, Finish(FinishReason.CANCELLED, text=text)
+        text, calls = self.detokenizer.flush(), list[Element]()
+        if self._calls is not None:
+            text, calls = self._parted([*self._calls.push(text), *self._calls.flush()])
+        return calls, Finish(FinishReason.CANCELLED, text=text + self._behind)
 
     def _may_be_chosen(self, token_id: int) -> bool:
         params = self.job.request.sampling
@@ -178,29 +180,37 @@ class Output:
         text = self.detokenizer.push(token_id, may_stop=sequence.may_stop(num_ahead))
         finish = sequence.finish_by(token_id, self.detokenizer.matched_stop, num_ahead)
         calls: list[Element] = []
-        if self._calls is not None and text:
-            text, calls = self._part(self._calls.push(text))
+        if self._calls is not None:
+            pieces = self._calls.push(text)
+            if finish is not None:
+                pieces = [*pieces, *self._calls.push(self.detokenizer.flush()), *self._calls.flush()]
+            text, calls = self._parted(pieces)
         logprobs = None if known is None else known.of(token_id)
         brought.token_ids.append(token_id)
         brought.elements += [Token(self.index, token_id, text, logprobs), *calls]
         if finish is None:
             return True
-        elements, text = self._flush()
-        brought.elements += elements
-        brought.finish = replace(finish, text=text)
+        brought.finish = replace(
+            finish, text=self.detokenizer.flush() if self._calls is None else self._behind
+        )
         return False
 
-    def _flush(self) -> tuple[list[Element], str]:
-        """Give out what is held back: calls, and text."""
-        text = self.detokenizer.flush()
-        if self._calls is None:
-            return [], text
-        text, calls = self._part([*self._calls.push(text), *self._calls.flush()])
-        return calls, text
+    def _parted(self, pieces: Seq[Piece]) -> tuple[str, list[Element]]:
+        """Part a token's text from the calls that it completes.
 
-    def _part(self, pieces: Seq[Piece]) -> tuple[str, list[Element]]:
-        text = "".join(piece for piece in pieces if isinstance(piece, str))
-        return text, [ToolCallMade(self.index, piece) for piece in pieces if isinstance(piece, ToolCall)]
+        Text goes with tokens. So what is behind a call goes with the next one, lest it be told before it.
+        """
+        text, self._behind = self._behind, ""
+        calls: list[Element] = []
+        for piece in pieces:
+            if isinstance(piece, str):
+                self._behind += piece
+            else:
+                text, self._behind = text + self._behind, ""
+                calls.append(ToolCallMade(self.index, piece))
+        if not calls:
+            text, self._behind = text + self._behind, ""
+        return text, calls
 
 
 @dataclass(eq=False, slots=True)

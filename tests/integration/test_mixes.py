@@ -345,9 +345,9 @@ CALLS = (
 )
 
 
-def calling() -> ScriptedEngine:
-    """Make an engine that calls tools as Hermes does, whatever it is asked."""
-    engine, source = ScriptedEngine(CALLS), (TEMPLATES / "hermes.jinja").read_text(encoding="utf-8")
+def calling(script: str = CALLS, template: str = "hermes") -> ScriptedEngine:
+    """Make an engine that calls tools as a family does, whatever it is asked."""
+    engine, source = ScriptedEngine(script), (TEMPLATES / f"{template}.jinja").read_text(encoding="utf-8")
     model = engine._model
     engine._model = replace(model, vocabulary=replace(model.vocabulary, chat_template=source))
     return engine
@@ -397,6 +397,17 @@ async def test_calls_of_tools_stand_where_they_were_made_and_text_around_them_st
         assert len({call.id for call in output.tool_calls}) == 2
     assert stream.usage is not None
     assert stream.usage.num_completion_tokens == 2 * (len(engine.script_ids) + 1)
+
+
+@pytest.mark.parametrize("tail", ["", " Bye now."])
+async def test_text_in_the_token_that_ends_a_call_comes_after_the_call(tail: str) -> None:
+    engine = calling('[TOOL_CALLS] [{"name": "time", "arguments": {}}]bye' + tail, "mistral")
+    async with running(engine) as server:
+        stream = server.client.generate(offer())
+        events = [event async for chunk in stream for event in chunk.events]
+    call, *texts = kinds(events)
+    assert call.startswith("time {")
+    assert "".join(texts) == "bye" + tail
 
 
 async def read(call: Any) -> tuple[pb.StreamStart, str, list[pb.Event]]:
