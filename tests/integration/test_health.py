@@ -165,7 +165,7 @@ async def test_work_that_gets_no_step_for_too_long_is_not_serving() -> None:
 async def test_a_scheduler_that_forms_no_step_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(ScriptedEngine(WORDS)) as server, watching(server.target) as watch:
         await until(lambda: watch.said == [SERVING])
-        monkeypatch.setattr("streamsrv.scheduler.Scheduler.schedule", lambda _: None)
+        monkeypatch.setattr("streamsrv.scheduler.Scheduler.schedule", lambda *_: None)
         error = await failure(generate(server))
         assert error.server_reason == "WORKER_LOST"
         assert "a step that never comes" in str(error)
