@@ -128,7 +128,9 @@ async def test_how_the_stream_is_cut_and_encoded_changes_nothing(
         cut = generate(server.client, temperature=1, logprobs=True, max_tokens_per_chunk=most, zstd=zstd)
         assert await ids_of(whole) == await ids_of(cut)
         for one, other in zip(whole.outputs, cut.outputs, strict=True):
-            assert (one.text, one.logprobs, one.finish_reason) == (other.text, other.logprobs, "LENGTH")
+            assert (one.text, one.finish_reason) == (other.text, "LENGTH")
+            # Not in the same steps, so not rounded in the same way.
+            assert one.logprobs == pytest.approx(other.logprobs, rel=0, abs=1e-4)
 
 
 async def test_each_ends_once_and_the_stream_after_all_of_them_with_what_they_cost(engine: Engine) -> None:
