@@ -322,18 +322,34 @@ async def test_json_of_the_demo_model_is_valid_or_the_beginning_of_what_is(
         made(case.schema, format_checker=FORMATS).validate(json.loads(text))
 
 
+@pytest.fixture(scope="module")
+def exact_demo(demo_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """Compute in float32."""
+    pytest.importorskip("openvino")
+    cache = tmp_path_factory.mktemp("exact")
+    engine = open_engine(
+        "openvino", demo_path, replace(EXACT, cache_folder=cache, cache_gib=0.25, max_context=512)
+    )
+    yield engine
+    engine.close()
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-async def test_20_random_mixes_of_the_demo_model_tell_what_plain_runs_tell(
-    demo_path: Path, tmp_path: Path
-) -> None:
-    options = replace(EXACT, cache_folder=tmp_path, cache_gib=0.25, max_context=512)
-    engine = open_engine("openvino", demo_path, options)
-    try:
-        count = await run_mixes(Engines(engine, engine, DEMO_WORDS), range(20))
-        assert count.num_tied < count.num_tokens / 200
-    finally:
-        engine.close()
+async def test_20_random_mixes_of_the_demo_model_tell_what_plain_runs_tell(exact_demo: Engine) -> None:
+    count = await run_mixes(Engines(exact_demo, exact_demo, DEMO_WORDS), range(20))
+    assert count.num_tied < count.num_tokens / 200
+
+
+@pytest.mark.slow
+async def test_tokens_that_are_forced_are_those_that_the_demo_model_would_choose(exact_demo: Engine) -> None:
+    async with running(exact_demo, max_running=16) as server:
+        for case in random.Random(6).sample(SCHEMAS, 15):
+            greedy = {"temperature": 0, "json_schema": case.text, "max_tokens": 40}
+            at_once = await outputs_of(server.client, f"An example of {case.name}: ", **greedy)
+            assert at_once == await outputs_of(
+                server.client, f"An example of {case.name}: ", logprobs=True, **greedy
+            )
 
 
 # ---------------------------------------------------------------------------------------------------------
