@@ -54,7 +54,7 @@ async def _measure(model: str, wanted: tuple[str, ...], *, quick: bool) -> None:
         ),
         "engines": lambda: engines_section(model, (1, 32) if quick else (1, 8, 32), 2 if quick else 5, _say),
         "prefix": lambda: prefix_section(model, 2 if quick else 5, _say),
-        "lookup": lambda: lookup_section(model, 2 if quick else 8, _say),
+        "lookup": lambda: lookup_section(model, 2 if quick else 6, _say),
         "constraint": lambda: constraint_section(model, 2 if quick else 5, _say),
         "sampling": lambda: sampling_section(model, 4 if quick else 20, _say),
         "wire": lambda: wire_section(model, _say),
