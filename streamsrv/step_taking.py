@@ -1,15 +1,18 @@
 """Taking a step on the worker's thread: compute, sample, and turn tokens into what streams say."""
 
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, wait
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engines.api import ExecutionContext, StepBatch, StepResult
 from streamsrv.output import Brought, Output
-from streamsrv.sampling import needs_full_row, sample
+from streamsrv.sampling import RowSampling, needs_full_row, sample
 from streamsrv.scheduler import Scheduled, Step
+
+_LEAST_HALF = 8
+"""Rows for each of two threads: with fewer, handing them over costs what it spares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +67,7 @@ def take_step(
         if r.part.num_prompt_rows:
             logits = result.logits[r.first : r.first_sampled]
             r.brought.elements.append(r.output.read_prompt(logits))
-    _sample_all(result, rows)
+    _sample_all(result, rows, helpers)
     return Taken(step, outputs, [r.brought for r in rows], began_s, clock())
 
 
@@ -83,7 +86,7 @@ def _with_full_rows(batch: StepBatch, rows: list[_Rows], num_candidates: int) ->
     return replace(batch, full_rows=in_full)
 
 
-def _sample_all(result: StepResult, rows: list[_Rows]) -> None:
+def _sample_all(result: StepResult, rows: list[_Rows], helpers: Executor) -> None:
     """Choose each output's tokens: the next one, and as long as its guesses are those, the ones after them.
 
     What a guess was verified against is drawn as if it had been the only row of its step. So guesses change
@@ -95,7 +98,7 @@ def _sample_all(result: StepResult, rows: list[_Rows]) -> None:
         sampling = [r.output.row_sampling(len(r.brought.token_ids)) for r in going]
         # Before the rows are changed.
         known = [r.output.row_logprobs(result.logits[i]) for r, i in zip(going, at, strict=True)]
-        token_ids = sample(result, sampling, at)
+        token_ids = _sample_in_halves(result, sampling, at, helpers)
         going = [
             r
             for r, token_id, logprobs in zip(going, token_ids, known, strict=True)
@@ -109,3 +112,19 @@ def _sample_all(result: StepResult, rows: list[_Rows]) -> None:
         if lookup is not None and r.brought.token_ids:
             lookup.extend(r.brought.token_ids)
             lookup.learn(len(r.part.guesses), min(len(r.brought.token_ids) - 1, len(r.part.guesses)))
+
+
+def _sample_in_halves(
+    result: StepResult, rows: list[RowSampling], at: list[int], helpers: Executor
+) -> list[int]:
+    """Sample rows on two threads where that is worth it: the engine is idle meanwhile, and NumPy lets go."""
+    half = len(rows) // 2
+    # Candidates are few, and only the context's own thread may fetch the rest of a row.
+    if result.candidates is not None or half < _LEAST_HALF or all(row.params.is_greedy for row in rows):
+        return sample(result, rows, at)
+    second = helpers.submit(sample, result, rows[half:], at[half:])
+    try:
+        first = sample(result, rows[:half], at[:half])
+    finally:
+        wait([second])
+    return first + second.result()

@@ -27,6 +27,8 @@ class RequestShape:
     zstd: bool = True
     max_tokens_per_chunk: int | None = None
     min_chunk_interval_ms: int | None = None
+    prompt_lookup: bool | None = None
+    use_prefix_cache: bool | None = None
 
     def request(self, prompt: str | Seq[int]) -> pb.GenerateRequest:
         """Make the request for a prompt."""
@@ -39,6 +41,8 @@ class RequestShape:
             zstd=self.zstd,
             max_tokens_per_chunk=self.max_tokens_per_chunk,
             min_chunk_interval_ms=self.min_chunk_interval_ms,
+            prompt_lookup=self.prompt_lookup,
+            use_prefix_cache=self.use_prefix_cache,
         )
 
 

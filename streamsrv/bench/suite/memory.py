@@ -18,7 +18,7 @@ from streamsrv.bench.suite.startup import MIB
 
 CACHE_GIB = 0.5
 LIMIT_BYTES = 1_500_000_000
-_SHAPE = RequestShape(num_prompt_tokens=1_500, max_tokens=128)
+_SHAPE = RequestShape(num_prompt_tokens=1_500, max_tokens=128, use_prefix_cache=False)
 # More than fit, and an output takes more steps than all prompts together: when the first stream ends, the
 # last ones wait for blocks, so every block has been used.
 _OVERFILL = 1.2
