@@ -34,6 +34,7 @@ TOLERANCE = 1e-4
 TIE = 2e-4
 """How far rounding in float32 may move a logit."""
 _NUM_NOISES = 400
+_MOST_PREEMPTIONS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +227,8 @@ def preempting(draw: random.Random, part: float) -> type[Scheduler]:
 
     class Preempting(Scheduler):
         def schedule(self, *args: Any, **options: Any) -> Step | None:
-            if self._running and draw.random() < part:
+            # Without a bound a long prompt in small pieces would hardly ever come to its end.
+            if self._running and self.num_preemptions < _MOST_PREEMPTIONS and draw.random() < part:
                 sequence = draw.choice(self._running)
                 assert sequence.status is SequenceStatus.RUNNING
                 self._preempt(sequence)
