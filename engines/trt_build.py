@@ -3,6 +3,7 @@
 import logging
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,6 +69,37 @@ def build_plan(
         EngineError: the graph was not understood, or not as it is meant, or no plan could be built of it.
 
     """
+    try:
+        return _build_plan(
+            library,
+            log,
+            graph_path,
+            shape,
+            compute_capabilities=compute_capabilities,
+            attention=attention,
+            timing_cache=timing_cache,
+            workspace_bytes=workspace_bytes,
+            monitor=_Monitor(progress),
+        )
+    except BaseException as error:
+        # The traceback would keep TensorRT's objects, and the error is in a cycle with what stopped the
+        # builder: they would be freed by a garbage collection that may come in a later builder's calls to us.
+        traceback.clear_frames(error.__traceback__)
+        raise
+
+
+def _build_plan(
+    library: TrtLibrary,
+    log: TrtLog,
+    graph_path: Path,
+    shape: PlanShape,
+    *,
+    compute_capabilities: Sequence[int],
+    attention: AttentionForm,
+    timing_cache: bytes,
+    workspace_bytes: int | None,
+    monitor: "_Monitor",
+) -> BuiltPlan:
     trt = library.module
     log.clear()
     graph = read_graph(graph_path, shape.max_len, attention)
@@ -89,7 +121,6 @@ def build_plan(
     if library.name == TENSORRT:  # the other one measures nothing when it builds
         cache = config.create_timing_cache(timing_cache)
         config.set_timing_cache(cache, False)
-    monitor = _Monitor(progress)
     config.progress_monitor = make_monitor(trt, monitor)
     with _deferring_interrupts(monitor):
         plan = builder.build_serialized_network(parsed.network, config)
