@@ -82,7 +82,7 @@ def engines(
     options = replace(options, cache_folder=cache)
     large = open_engine(name, path, options)
     # Of eight small blocks or of one row.
-    small = open_engine(name, path, replace(options, cache_gib=0.0002, max_context=128))
+    small = open_engine(name, path, replace(options, cache_gib=0.0002, max_context=160))
     yield Engines(large, small, WORDS)
     large.close()
     small.close()
