@@ -82,7 +82,8 @@ def engines(
     options = replace(options, cache_folder=cache)
     large = open_engine(name, path, options)
     # Of eight small blocks or of one row.
-    small = open_engine(name, path, replace(options, cache_gib=0.0002, max_context=160))
+    cache_gib = 0.0002 if name == "openvino" else 0.00025
+    small = open_engine(name, path, replace(options, cache_gib=cache_gib, max_context=160))
     yield Engines(large, small, WORDS)
     large.close()
     small.close()
