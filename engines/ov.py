@@ -33,6 +33,7 @@ from engines.memory import (
 from engines.options import CacheType, EngineOptions, Precision, WeightFormat
 from engines.preparation import GRAPH_FILE, WEIGHTS_FILE
 from engines.prepared import PreparedModel, PreparedModels
+from engines.signal_stack import keeping_signal_stack
 from engines.spec import ModelInfo, ModelSpec
 
 # oneDNN, in OpenVINO, would keep up to 1,024 products for shapes seen before, half a megabyte for each number
@@ -85,17 +86,19 @@ def open_openvino(
             f"the openvino engine does not hold weights as {options.weights.value}; they may be "
             f"{', '.join(form.value for form in _WEIGHTS)}"
         )
-    core = ov.Core()
-    settings = _settings(core, options)
-    store = PreparedModels(options.cache_folder, options.cache_folder_gib)
-    prepared = store.open(path, GraphForm(Dialect.PAGED, options.weights), progress)
-    try:
-        progress("compile", 0.0)
-        engine = OpenVinoEngine(core, prepared, options, settings)
-        progress("compile", 1.0)
-    except BaseException:
-        prepared.close()
-        raise
+    # The plugin gives the thread a signal stack, one for each Core, and frees them in any order.
+    with keeping_signal_stack():
+        core = ov.Core()
+        settings = _settings(core, options)
+        store = PreparedModels(options.cache_folder, options.cache_folder_gib)
+        prepared = store.open(path, GraphForm(Dialect.PAGED, options.weights), progress)
+        try:
+            progress("compile", 0.0)
+            engine = OpenVinoEngine(core, prepared, options, settings)
+            progress("compile", 1.0)
+        except BaseException:
+            prepared.close()
+            raise
     return engine
 
 

@@ -52,6 +52,7 @@ _RUNTIME_MODULES = {
     "prepared",
     "registry",
     "scripted",
+    "signal_stack",
 }
 _RUNTIME_PREFIXES = ("cuda", "ort", "plan", "trt")
 """Modules that have no part in what is prepared, by their names and by what their names begin with."""

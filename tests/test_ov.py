@@ -629,6 +629,27 @@ def test_an_openvino_without_paged_attention_is_refused_by_its_version(
         open_openvino(llama, replace(EXACT, cache_folder=tmp_path), lambda _phase, _done: None)
 
 
+def test_signals_have_a_stack_after_engines_were_closed_in_any_order(llama: Path, tmp_path: Path) -> None:
+    """In a process of its own, since one that fails dies at its next signal."""
+    code = f"""
+import faulthandler, signal
+from pathlib import Path
+from engines.options import EngineOptions
+from engines.ov import open_openvino
+
+faulthandler.enable()  # gives the thread a signal stack, which Python's handlers run on
+options = EngineOptions(cache_gib=0.01, cache_folder=Path({str(tmp_path)!r}))
+engines = [open_openvino(Path({str(llama)!r}), options, lambda _phase, _done: None) for _ in range(3)]
+for place in (0, 1, 0):
+    engines.pop(place).close()
+came = []
+signal.signal(signal.SIGINT, lambda *_: came.append(1))
+signal.raise_signal(signal.SIGINT)
+assert came
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
 def test_a_closed_engine_gives_its_weights_back(demo_path: Path, tmp_path: Path) -> None:
     def open_and_close() -> tuple[int, int]:
         """Resident bytes while it is open, and after it is closed but still known."""
