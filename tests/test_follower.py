@@ -590,7 +590,7 @@ def test_several_outputs_are_told_apart() -> None:
     assert (first.text, first.token_ids, first.finish_reason, first.matched) == ("a", [6], "STOP", "x")
     assert [(call.id, call.name) for call in first.tool_calls] == [("call-0", "add")]
     assert (second.text, second.token_ids, second.finish_reason) == ("bc", [5, 7], "LENGTH")
-    assert [piece.text for piece in machine.prompt] == ["Say "]
+    assert [list(piece.token_ids) for piece in machine.prompt] == [[1, 2]]
     assert machine.num_tokens == 3
 
 

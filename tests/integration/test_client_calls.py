@@ -462,7 +462,7 @@ async def test_generate_prints_a_stream_that_broke_as_if_it_had_not_and_says_so_
 
 
 async def test_generate_that_is_interrupted_cancels_on_the_server() -> None:
-    async with running(ScriptedEngine(WORDS, step_s=0.01)) as server:
+    async with running(ScriptedEngine(WORDS, step_s=0.01), prompt_lookup=False) as server:
         process = await asyncio.create_subprocess_exec(
             *command(server.target, "--ignore-eos"), stdout=asyncio.subprocess.PIPE
         )
