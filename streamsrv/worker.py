@@ -194,11 +194,7 @@ class Worker:
             return
         if job.is_waiting:
             for output in job.open_outputs:
-                if error is not None:
-                    self._end(output, error)
-                else:
-                    elements, finish = output.cancelled()
-                    self._end(output, finish, elements)
+                self._end(output, error)
         else:
             if error is not None:
                 self._tell(job, error)
@@ -350,11 +346,7 @@ class Worker:
             if b.elements and not isinstance(b.finish, Finish) and not log.ended:
                 log.append(*b.elements)  # else they come with the end, or it was told to end during the step
         for ending in endings:
-            if ending.how is None:
-                elements, finish = ending.output.cancelled()
-                self._end(ending.output, finish, elements)
-            else:
-                self._end(ending.output, ending.how, ending.last)
+            self._end(ending.output, ending.how, ending.last)
         if report is not None:
             self._on_step(report)
 
@@ -373,9 +365,9 @@ class Worker:
             if not b.token_ids:
                 continue
             progress = b.output.job.stream.progress
-            num_output_tokens += len(b.token_ids)
-            progress.num_output_tokens += len(b.token_ids)
-            num_gaps = len(b.token_ids)
+            num_tokens = len(b.token_ids)
+            num_output_tokens += num_tokens
+            progress.num_output_tokens += num_tokens
             if progress.last_token_s is None:
                 progress.first_token_s = now
                 first_tokens_s.append(now - progress.arrived_s)
@@ -383,8 +375,8 @@ class Worker:
             else:
                 gap_s = now - progress.last_token_s
                 gaps_s[gap_s] = gaps_s.get(gap_s, 0) + 1
-            if num_gaps > 1:
-                gaps_s[0.0] = gaps_s.get(0.0, 0) + num_gaps - 1
+            if num_tokens > 1:
+                gaps_s[0.0] = gaps_s.get(0.0, 0) + num_tokens - 1
             progress.last_token_s = now
         return StepReport(
             taken.ended_s - taken.began_s,
@@ -397,9 +389,14 @@ class Worker:
             gaps_s,
         )
 
-    def _end(self, output: Output, how: Finish | StreamsrvError, last: Seq[Element] = ()) -> None:
-        """The one place where an output ends: blocks first, then the reader is told, if it has not been."""
+    def _end(self, output: Output, how: Finish | StreamsrvError | None, last: Seq[Element] = ()) -> None:
+        """The one place where an output ends: blocks first, then the reader is told, if it has not been.
+
+        Without `how` it is cancelled.
+        """
         job = output.job
+        if how is None:
+            last, how = output.cancelled()
         if self._scheduler is not None and output.sequence.status is not SequenceStatus.FINISHED:
             self._scheduler.finish(output.sequence)
         del self._outputs[output.sequence.sequence_id]
