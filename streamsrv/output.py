@@ -81,7 +81,7 @@ class Output:
         self._mask_error: ConstraintFailedError | None = None
         self._unbanned = RowSampling(params, generator, changes=self._changes, mask=self._mask)
         self._banned = replace(self._unbanned, banned=tuple(sequence.stop_token_ids))
-        self.lookup = PromptLookup(request.prompt_token_ids) if looks_up else None
+        self.lookup = PromptLookup(sequence.token_ids) if looks_up else None
         parsing = request.tool_parsing
         self._calls: ToolCallParser | None = None
         self._behind = ""  # text behind the last call

@@ -108,10 +108,10 @@ def _sample_all(result: StepResult, rows: list[_Rows], helpers: Executor) -> Non
         ]
         depth += 1
     for r in rows:
-        lookup = r.output.lookup
-        if lookup is not None and r.brought.token_ids:
-            lookup.extend(r.brought.token_ids)
-            lookup.learn(len(r.part.guesses), min(len(r.brought.token_ids) - 1, len(r.part.guesses)))
+        lookup, num_new = r.output.lookup, len(r.brought.token_ids)
+        if lookup is not None and num_new:
+            num_guessed = len(r.part.guesses)
+            lookup.learn(num_guessed, min(num_new - 1, num_guessed), r.output.sequence.num_tokens + num_new)
 
 
 def _sample_in_halves(

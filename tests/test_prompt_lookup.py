@@ -8,8 +8,10 @@ from streamsrv.prompt_lookup import PromptLookup
 
 
 def test_what_followed_the_newest_tokens_before_is_the_guess() -> None:
-    lookup = PromptLookup([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 50])
-    lookup.extend([2, 3, 4])
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 50]
+    lookup = PromptLookup(tokens)
+    assert list(lookup.guess()) == []
+    tokens += [2, 3, 4]
     assert list(lookup.guess()) == [5, 6, 7, 8, 9, 10, 11]
 
 
@@ -34,13 +36,14 @@ def test_nothing_is_guessed_of_what_was_never_said() -> None:
 
 
 def test_guesses_that_are_wrong_pause_for_longer_and_longer() -> None:
-    lookup = PromptLookup([1, 2, 3, 4, 5, 6, 7, 8])
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8]
+    lookup = PromptLookup(tokens)
     attempts = []
     for i in range(400):
-        lookup.extend([1, 2, 3] if i % 3 == 0 else [100 + i])
+        tokens += [1, 2, 3] if i % 3 == 0 else [100 + i]
         if lookup.guess():
             attempts.append(i)
-            lookup.learn(7, 0)
+            lookup.learn(7, 0, len(tokens))
     gaps = np.diff(attempts)
     assert len(attempts) < 12
     assert gaps[-1] > gaps[2]
@@ -48,13 +51,14 @@ def test_guesses_that_are_wrong_pause_for_longer_and_longer() -> None:
 
 def test_guesses_that_are_right_go_on() -> None:
     text = list(range(500))
-    lookup = PromptLookup([*text, *text[:3]])
+    tokens = [*text, *text[:3]]
+    lookup = PromptLookup(tokens)
     done, attempts = 3, 0
     while done < 400:
         guesses = list(lookup.guess())
         assert guesses == text[done : done + 7]
-        lookup.extend(text[done : done + 8])
-        lookup.learn(7, 7)
+        tokens += text[done : done + 8]
+        lookup.learn(7, 7, len(tokens))
         done, attempts = done + 8, attempts + 1
     assert attempts == 50
 
