@@ -32,22 +32,11 @@ def size_cache(
         OutOfMemoryError: not one block fits, or the setting is more than there is.
 
     """
-    left = f"{available_bytes / GIB:.2f} GiB of memory are left to this process"
-    if options.cache_gib is not None:
-        allowed = int(options.cache_gib * GIB)
-        if allowed > available_bytes:
-            raise OutOfMemoryError(
-                f"a cache of {options.cache_gib:g} GiB was asked for, but only {left}; ask for less or leave "
-                "the setting out"
-            )
-        given = f"the cache's setting of {options.cache_gib:g} GiB"
-    else:
+    allowed, given = allowed_bytes(options, available_bytes)
+    if options.cache_gib is None:
         context = min(options.max_context or spec.context_length, spec.context_length)
         num_tokens = max(_LONGEST_SEQUENCES * context, _TOKENS)
-        needed = -(-num_tokens // block_size) * bytes_per_block
-        share = _SHARE * options.memory_share
-        allowed = min(needed, int(available_bytes * share))
-        given = f"{left}, and the {share:.0%} of it that are the cache's"
+        allowed = min(allowed, -(-num_tokens // block_size) * bytes_per_block)
     num_blocks = allowed // bytes_per_block
     if num_blocks < 1:
         raise OutOfMemoryError(
@@ -55,3 +44,23 @@ def size_cache(
             f"({bytes_per_block / GIB:.4f} GiB); allow more memory or take a smaller model"
         )
     return CacheSpec(num_blocks, block_size, bytes_per_block)
+
+
+def allowed_bytes(options: EngineOptions, available_bytes: int) -> tuple[int, str]:
+    """Say how much memory a cache may take, and by what: the setting, else the engine's share of half.
+
+    Raises:
+        OutOfMemoryError: the setting is more than the `available_bytes` that are left to this process.
+
+    """
+    left = f"{available_bytes / GIB:.2f} GiB of memory are left to this process"
+    if options.cache_gib is None:
+        share = _SHARE * options.memory_share
+        return int(available_bytes * share), f"{left}, and the {share:.0%} of it that are the cache's"
+    allowed = int(options.cache_gib * GIB)
+    if allowed > available_bytes:
+        raise OutOfMemoryError(
+            f"a cache of {options.cache_gib:g} GiB was asked for, but only {left}; ask for less or leave "
+            "the setting out"
+        )
+    return allowed, f"the cache's setting of {options.cache_gib:g} GiB"

@@ -10,7 +10,10 @@ axes that `rotate` gives.
 
 from typing import Protocol
 
+from engines.api import EngineError
 from engines.graph_builder import GraphBuilder
+from engines.options import WeightFormat
+from engines.quantization import BLOCK_SIZE
 from engines.rope import tables
 from engines.spec import ModelSpec
 
@@ -118,3 +121,29 @@ def rotate(graph: GraphBuilder, layer: int, value: str) -> str:
     """Turn `[N, S, heads, head_dim]` by the input `position_ids` to `[N, heads, S, head_dim]`."""
     turned = graph.node("Transpose", [value], perm=[0, 2, 1, 3])
     return graph.node("RotaryEmbedding", [turned, *rope_tables(graph.spec, layer), "position_ids"])
+
+
+def require_blocks(graph: GraphBuilder, instead: WeightFormat, where: str = "") -> None:
+    """Refuse a model whose matrices the blocks of its weights do not divide.
+
+    Args:
+        graph: of the model, with the format of the weights.
+        instead: the format to name as a remedy.
+        where: what the message says of the place, such as " here".
+
+    Raises:
+        EngineError: a size is no multiple of a block's.
+
+    """
+    spec = graph.spec
+    for what, width in (
+        ("hidden size", spec.hidden_size),
+        ("width of the feed-forward network", spec.intermediate_size),
+        ("width of all heads", spec.num_heads * spec.head_dim),
+    ):
+        if width % BLOCK_SIZE:
+            raise EngineError(
+                f"{spec.name} cannot have {graph.form.weights.value} weights{where}: they are kept in blocks "
+                f"of {BLOCK_SIZE} inputs, and its {what}, {width}, is not a multiple of that; choose "
+                f"{instead.value}"
+            )

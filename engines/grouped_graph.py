@@ -13,7 +13,7 @@ from onnx import ModelProto, TensorProto, helper
 from engines.api import EngineError
 from engines.block_weights import BLOCK_SIZE, hold_int4, hold_int8
 from engines.graph_builder import GraphBuilder
-from engines.graph_parts import heads, hold_rope_tables, rope_tables, split
+from engines.graph_parts import heads, hold_rope_tables, require_blocks, rope_tables, split
 from engines.options import WeightFormat
 
 DOMAIN = "com.microsoft"
@@ -106,7 +106,8 @@ class BlockProducts:
             EngineError: the model's sizes do not go with the form.
 
         """
-        _check(graph)
+        if graph.form.weights is not WeightFormat.FLOAT32:
+            require_blocks(graph, WeightFormat.FLOAT32, " here")
         spec = graph.spec
         parts = {"embed": spec.vocab_size}
         if graph.form.weights is WeightFormat.FLOAT32:
@@ -196,20 +197,3 @@ def use_own_nodes(model: ModelProto) -> None:
         elif node.op_type == "Swish":
             node.op_type, node.domain = "QuickGelu", DOMAIN
             node.attribute.append(helper.make_attribute("alpha", 1.0))
-
-
-def _check(graph: GraphBuilder) -> None:
-    """Refuse sizes that blocks do not divide."""
-    spec = graph.spec
-    if graph.form.weights is WeightFormat.FLOAT32:
-        return
-    for what, width in (
-        ("hidden size", spec.hidden_size),
-        ("width of the feed-forward network", spec.intermediate_size),
-        ("width of all heads", spec.num_heads * spec.head_dim),
-    ):
-        if width % BLOCK_SIZE:
-            raise EngineError(
-                f"{spec.name} cannot have {graph.form.weights.value} weights here: they are kept in blocks "
-                f"of {BLOCK_SIZE} inputs, and its {what}, {width}, is not a multiple of that; choose float32"
-            )

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from engines.api import EngineError
 from engines.graph_builder import GraphBuilder
-from engines.graph_parts import heads, hold_rope_tables, rotate, split
+from engines.graph_parts import heads, hold_rope_tables, require_blocks, rotate, split
 from engines.options import WeightFormat
 from engines.quantization import BLOCK_SIZE, PLAIN_TYPES
 
@@ -94,7 +93,8 @@ class StandardProducts:
             EngineError: the model's sizes do not go with the form.
 
         """
-        _check(graph)
+        if graph.form.weights is WeightFormat.INT4:
+            require_blocks(graph, WeightFormat.INT8)
         form = graph.form.weights
         if form not in PLAIN_TYPES:
             form = WeightFormat.BF16 if graph.type == TensorProto.BFLOAT16 else WeightFormat.F16
@@ -156,20 +156,3 @@ class StandardProducts:
         """Turn plain weights into the activations' type, if they are of another."""
         kind = helper.np_dtype_to_tensor_dtype(np.dtype(PLAIN_TYPES[form]))
         return value if kind == graph.type else graph.node("Cast", [value], to=graph.type)
-
-
-def _check(graph: GraphBuilder) -> None:
-    """Refuse sizes that int4's blocks do not divide."""
-    spec = graph.spec
-    if graph.form.weights is not WeightFormat.INT4:
-        return
-    for what, width in (
-        ("hidden size", spec.hidden_size),
-        ("width of the feed-forward network", spec.intermediate_size),
-        ("width of all heads", spec.num_heads * spec.head_dim),
-    ):
-        if width % BLOCK_SIZE:
-            raise EngineError(
-                f"{spec.name} cannot have int4 weights: they are kept in blocks of {BLOCK_SIZE} inputs, and "
-                f"its {what}, {width}, is not a multiple of that; choose int8"
-            )

@@ -3,22 +3,25 @@
 import logging
 
 from engines.api import CacheSpec, OutOfMemoryError
+from engines.cachesize import allowed_bytes
 from engines.memory import GIB
 from engines.options import EngineOptions
 from engines.spec import ModelSpec
 
 _LOG = logging.getLogger(__name__)
 
-_SHARE = 0.5
-"""Part of the memory left to the process that a cache may take unasked: the rest is for the step's own
-buffers, for the server, and for what else runs on the machine."""
 _MAX_LEN = 4096
 """Tokens of a sequence where the settings say nothing: each row is reserved for as many."""
 
 
+def context_length(spec: ModelSpec, options: EngineOptions) -> int:
+    """Most tokens of a sequence: the settings', within what the model knows."""
+    return min(options.max_context or _MAX_LEN, spec.context_length)
+
+
 def row_length(spec: ModelSpec, options: EngineOptions) -> int:
     """Choose the tokens of a row, and so the most of one sequence; say where the model could have more."""
-    max_len = min(options.max_context or _MAX_LEN, spec.context_length)
+    max_len = context_length(spec, options)
     if max_len < spec.context_length:
         _LOG.info(
             "sequences may have %d of the model's %d tokens: the cache reserves a row for each",
@@ -43,19 +46,7 @@ def size_rows(options: EngineOptions, max_len: int, bytes_per_row: int, availabl
         OutOfMemoryError: not one row and the spare one fit, or the setting is more than there is.
 
     """
-    left = f"{available_bytes / GIB:.2f} GiB of memory are left to this process"
-    if options.cache_gib is not None:
-        allowed = int(options.cache_gib * GIB)
-        if allowed > available_bytes:
-            raise OutOfMemoryError(
-                f"a cache of {options.cache_gib:g} GiB was asked for, but only {left}; ask for less or leave "
-                "the setting out"
-            )
-        given = f"the cache's setting of {options.cache_gib:g} GiB"
-    else:
-        share = _SHARE * options.memory_share
-        allowed = int(available_bytes * share)
-        given = f"{left}, and the {share:.0%} of it that are the cache's"
+    allowed, given = allowed_bytes(options, available_bytes)
     num_rows = allowed // bytes_per_row - 1
     if num_rows < 1:
         raise OutOfMemoryError(

@@ -14,6 +14,7 @@ from typing import Any
 
 from engines.api import EngineError, OutOfMemoryError
 from engines.cuda_api import Cuda, Device
+from engines.linear_memory import row_length
 from engines.memory import GIB
 from engines.options import EngineOptions
 from engines.plans import Plan, Plans
@@ -24,7 +25,7 @@ from engines.trt_context import TrtContext
 from engines.trt_executor import LoadedPlan
 from engines.trt_interface import Interface
 from engines.trt_library import TrtLibrary, TrtLog, load_library
-from engines.trt_plan import PlanRequest, context_length, open_plan, request_plan, target_of
+from engines.trt_plan import PlanRequest, open_plan, request_plan, target_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,9 +95,7 @@ class TrtEngine:
         self._contexts: set[TrtContext] = set()
         self._lock = threading.Condition()  # contexts are made and closed on threads of their own
         spec = prepared.model.spec
-        self._model = replace(
-            prepared.model, spec=replace(spec, context_length=context_length(spec, options))
-        )
+        self._model = replace(prepared.model, spec=replace(spec, context_length=row_length(spec, options)))
 
     @property
     def name(self) -> str:

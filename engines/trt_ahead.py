@@ -6,6 +6,7 @@ from pathlib import Path
 
 from engines.api import EngineError
 from engines.cuda_api import Cuda, Device
+from engines.linear_memory import context_length
 from engines.options import EngineOptions
 from engines.plan_key import PlanTarget
 from engines.plans import PLAN_FILE, Plans
@@ -13,7 +14,7 @@ from engines.prepared import PreparedModels
 from engines.registry import inspect_model
 from engines.trt_build import PHASE
 from engines.trt_library import TrtLibrary, TrtLog, load_library
-from engines.trt_plan import PlanRequest, context_length, open_plan, request_plan, target_of
+from engines.trt_plan import PlanRequest, open_plan, request_plan, target_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from engines.api import EngineError
 from engines.cuda_api import Device
 from engines.form import Dialect, GraphForm
+from engines.linear_memory import context_length
 from engines.options import CacheType, EngineOptions, Precision, WeightFormat
 from engines.plan_key import PlanKey, PlanShape, PlanTarget
 from engines.plans import Plan, Plans
@@ -25,8 +26,6 @@ from engines.trt_library import TrtLibrary, TrtLog
 
 NUM_CANDIDATES = 256
 """Best tokens that the graph gives beside the logits. TensorRT's limit is 3,840."""
-_MAX_LEN = 4096
-"""Tokens of a sequence where the settings say nothing: a row of the cache is reserved for as many."""
 _PLAIN_WEIGHTS = {
     Precision.F16: WeightFormat.F16,
     Precision.BF16: WeightFormat.BF16,
@@ -113,11 +112,6 @@ def graph_form(spec: ModelSpec, options: EngineOptions) -> GraphForm:
 def _overflows(spec: ModelSpec) -> bool:
     """Whether activations exceed float16's 65,504: Gemma 3's reach 104,000 in the model of 270M weights."""
     return spec.family is Family.GEMMA3
-
-
-def context_length(spec: ModelSpec, options: EngineOptions) -> int:
-    """Most tokens of a sequence: the settings', within what the model knows."""
-    return min(options.max_context or _MAX_LEN, spec.context_length)
 
 
 def plan_shape(spec: ModelSpec, options: EngineOptions) -> PlanShape:

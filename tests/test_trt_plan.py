@@ -8,13 +8,14 @@ import pytest
 from engines import trt_plan
 from engines.api import EngineError
 from engines.checkpoint import open_checkpoint
+from engines.linear_memory import context_length
 from engines.options import CacheType, EngineOptions, Precision, WeightFormat
 from engines.plan_key import PlanTarget
 from engines.plans import Plans
 from engines.prepared import PreparedModels
 from engines.spec import Family, ModelSpec
 from engines.trt_library import TENSORRT, TENSORRT_RTX, TrtLog
-from engines.trt_plan import context_length, graph_form, open_plan, plan_shape, request_plan, target_of
+from engines.trt_plan import graph_form, open_plan, plan_shape, request_plan, target_of
 from tests import tiny
 from tests.conftest import TinyPaths
 from tests.standins.cuda import StandInCuda
