@@ -16,14 +16,24 @@ import logging
 import mmap
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from engines.api import EngineError
+from engines.cache_entries import (
+    entry_folders,
+    last_used,
+    make_lock,
+    making_entry,
+    note_use,
+    remove_entry,
+    remove_unused,
+    size_bytes,
+    use_lock,
+)
 from engines.digests import FileDigests
 from engines.filelock import FileLock
 from engines.memory import GIB
@@ -35,9 +45,6 @@ PLANS_FOLDER = "plans"
 """Within the folder of the prepared models."""
 PLAN_FILE = "engine.plan"
 PLAN_MANIFEST_FILE = "plan.json"
-_USED_FILE = "last_used"
-"""Empty; its modification time orders the plans by use."""
-_DRAFT_PREFIX = "draft-"
 _DIGESTS_FOLDER = "digests"
 _TIMING_FOLDER = "timing"
 
@@ -84,7 +91,7 @@ class Plan:
         with contextlib.suppress(OSError):
             # Another process may have built it anew already.
             if (self.folder / PLAN_FILE).stat().st_ino == self._inode:
-                _remove(self.folder)
+                remove_entry(self.folder)
         self._forget(reason)
 
     def close(self) -> None:
@@ -131,14 +138,14 @@ class Plans:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             digests = FileDigests(self._folder / _DIGESTS_FOLDER)
-            use = FileLock(_use_lock(entry))
+            use = FileLock(use_lock(entry))
             use.shared()
         except OSError as error:
             raise EngineError(f"the cache folder {self._folder} cannot be used: {error}") from error
         build_s: float | None = None
         try:
             if (fault := _fault(entry, key, digests)) is not None:
-                with FileLock(entry.with_name(f"{entry.name}.make")) as make:
+                with FileLock(make_lock(entry)) as make:
                     make.exclusive()
                     if _fault(entry, key, digests) is not None:  # nobody else built it meanwhile
                         self._say_why(key, entry, fault)
@@ -148,7 +155,7 @@ class Plans:
                         _make_entry(entry, key, title, serialized, build_s)
                     make.discard()
             plan = Plan(entry, use, lambda reason: self._rejected.update({entry.name: reason}), build_s)
-            (entry / _USED_FILE).touch()
+            note_use(entry)
             self._evict(entry, key)
         except OSError as error:
             use.release()
@@ -161,7 +168,7 @@ class Plans:
     def entries(self) -> list[PlanEntry]:
         """List what is there, most recently used first."""
         found = []
-        for folder in _entries(self._folder):
+        for folder in entry_folders(self._folder, PLAN_MANIFEST_FILE):
             try:
                 manifest = _read_manifest(folder)
             except (OSError, ValueError):
@@ -171,15 +178,15 @@ class Plans:
                     name=folder.name,
                     title=str(manifest["title"]),
                     key=manifest["key"],
-                    size_bytes=_size_bytes(folder),
-                    last_used=_last_used(folder),
+                    size_bytes=size_bytes(folder),
+                    last_used=last_used(folder),
                 )
             )
         return sorted(found, key=lambda entry: -entry.last_used)
 
     def clear(self) -> int:
         """Remove every plan that no process uses, and the timing caches; the bytes freed."""
-        freed = sum(_remove_unused(folder) for folder in _entries(self._folder))
+        freed = sum(remove_unused(folder) for folder in entry_folders(self._folder, PLAN_MANIFEST_FILE))
         for name in (_TIMING_FOLDER, _DIGESTS_FOLDER):
             shutil.rmtree(self._folder / name, ignore_errors=True)
         return freed
@@ -236,15 +243,15 @@ class Plans:
         Of no use are plans of the same model as other code prepared it. What is in use stays.
         """
         source = key.model.partition("-")[0]
-        total = _size_bytes(self._cache)
-        for entry in sorted(_entries(self._folder), key=_last_used):
+        total = size_bytes(self._cache)
+        for entry in sorted(entry_folders(self._folder, PLAN_MANIFEST_FILE), key=last_used):
             try:
                 model = str(_read_manifest(entry)["key"]["model"])
             except (OSError, ValueError):
                 model = ""
             is_old = model != key.model and model.partition("-")[0] == source
             if entry != opened and (is_old or total > self._bound_bytes):
-                freed = _remove_unused(entry)
+                freed = remove_unused(entry)
                 total -= freed
                 if freed:
                     _LOG.info("removed the plan %s", entry)
@@ -283,11 +290,8 @@ def _read_manifest(entry: Path) -> dict[str, Any]:
 
 
 def _make_entry(entry: Path, key: PlanKey, title: str, serialized: Serialized, build_s: float) -> None:
-    """Write a plan into a draft folder and give it its name, in place of one that may be there."""
-    for leftover in entry.parent.glob(f"{_DRAFT_PREFIX}{entry.name}-*"):
-        shutil.rmtree(leftover, ignore_errors=True)  # of a process that died
-    draft = Path(tempfile.mkdtemp(prefix=f"{_DRAFT_PREFIX}{entry.name}-", dir=entry.parent))
-    try:
+    """Write a plan and what it is."""
+    with making_entry(entry) as draft:
         with (draft / PLAN_FILE).open("wb") as file:
             file.write(serialized)
             file.flush()
@@ -302,11 +306,6 @@ def _make_entry(entry: Path, key: PlanKey, title: str, serialized: Serialized, b
             "build_s": round(build_s, 1),
         }
         (draft / PLAN_MANIFEST_FILE).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        if entry.exists():
-            _remove(entry)
-        draft.rename(entry)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
 
 
 def _write_at_once(file: Path, content: Serialized) -> None:
@@ -326,50 +325,3 @@ def _unusable(folder: Path, error: OSError) -> EngineError:
             "another cache folder"
         )
     return EngineError(f"the cache folder {folder} cannot be used: {error}")
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    if folder.is_dir():
-        for entry in sorted(folder.iterdir()):
-            if not entry.name.startswith(_DRAFT_PREFIX) and (entry / PLAN_MANIFEST_FILE).exists():
-                yield entry
-
-
-def _size_bytes(folder: Path) -> int:
-    """Bytes of the files in a folder and the folders in it."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):  # another process removes it just now
-                total += (Path(parent) / name).stat().st_size
-    return total
-
-
-def _last_used(entry: Path) -> float:
-    try:
-        return (entry / _USED_FILE).stat().st_mtime
-    except OSError:
-        return 0.0
-
-
-def _use_lock(entry: Path) -> Path:
-    """Held shared by who uses an entry, alone by who removes it."""
-    return entry.with_name(f"{entry.name}.use")
-
-
-def _remove(entry: Path) -> None:
-    """Remove an entry, out of its name first: a half-removed one must not look whole."""
-    grave = Path(tempfile.mkdtemp(prefix=f"{_DRAFT_PREFIX}{entry.name}-", dir=entry.parent))
-    entry.replace(grave)  # onto an empty folder
-    shutil.rmtree(grave, ignore_errors=True)
-
-
-def _remove_unused(entry: Path) -> int:
-    """Remove an entry unless a process uses it; the bytes freed."""
-    with FileLock(_use_lock(entry)) as lock:
-        if not lock.exclusive(wait=False) or not entry.exists():
-            return 0
-        size = _size_bytes(entry)
-        _remove(entry)
-        lock.discard()
-        return size

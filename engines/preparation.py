@@ -2,13 +2,12 @@
 
 import errno
 import hashlib
-import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from engines.api import EngineError
+from engines.cache_entries import making_entry
 from engines.checkpoint import open_checkpoint
 from engines.form import Dialect, GraphForm
 from engines.manifest import TOKENIZER_FILE, FileRecord, Manifest
@@ -19,9 +18,6 @@ from engines.spec import ModelSpec
 
 GRAPH_FILE = "model.onnx"
 WEIGHTS_FILE = "model.weights"
-
-DRAFT_PREFIX = "draft-"
-"""Begins the names of folders that are not, or no longer, a model."""
 
 _BYTES_PER_WEIGHT = {
     WeightFormat.INT4: 0.5,
@@ -45,31 +41,13 @@ def make_entry(entry: Path, path: Path, form: GraphForm, report: Progress) -> No
         EngineError: the model cannot be written; nothing of it is left.
 
     """
-    for leftover in entry.parent.glob(f"{DRAFT_PREFIX}{entry.name}-*"):
-        shutil.rmtree(leftover, ignore_errors=True)  # of a process that died
-    draft = _draft_folder(entry)
     try:
-        _write(draft, path, form, report)
-        if entry.exists():
-            remove_entry(entry)
-        draft.rename(entry)
+        with making_entry(entry) as draft:
+            _write(draft, path, form, report)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise EngineError(f"{path} could not be prepared in {entry.parent}: {error}") from error
         raise _no_space(entry.parent, path) from error
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def remove_entry(entry: Path) -> None:
-    """Remove an entry, out of its name first: a half-removed one must not look whole."""
-    grave = _draft_folder(entry)
-    os.rename(entry, grave)  # noqa: PTH104 - onto an empty folder
-    shutil.rmtree(grave, ignore_errors=True)
-
-
-def _draft_folder(entry: Path) -> Path:
-    return Path(tempfile.mkdtemp(prefix=f"{DRAFT_PREFIX}{entry.name}-", dir=entry.parent))
 
 
 def _no_space(folder: Path, path: Path, needed: str = "more") -> EngineError:

@@ -14,7 +14,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -22,19 +22,26 @@ from pathlib import Path
 import platformdirs
 
 from engines.api import CheckpointError, EngineError
+from engines.cache_entries import (
+    entry_folders,
+    last_used,
+    make_lock,
+    note_use,
+    remove_unused,
+    size_bytes,
+    use_lock,
+)
 from engines.checkpoint import open_checkpoint
 from engines.digests import FileDigests
 from engines.filelock import FileLock
 from engines.form import GraphForm
 from engines.manifest import MANIFEST_FILE, FileRecord, Manifest
 from engines.memory import GIB
-from engines.preparation import DRAFT_PREFIX, Progress, make_entry, remove_entry
+from engines.preparation import Progress, make_entry
 from engines.spec import ModelInfo
 
 _LOG = logging.getLogger(__name__)
 
-_USED_FILE = "last_used"
-"""Empty; its modification time orders the models by use."""
 _DIGESTS_FOLDER = "digests"
 _SOURCE_SUFFIXES = {".safetensors", ".json", ".jinja", ".model", ".txt"}
 """Files of a Hugging Face folder that can make a difference."""
@@ -134,18 +141,18 @@ class PreparedModels:
             digests = FileDigests(folder / _DIGESTS_FOLDER)
             entry = folder / _key(path, form, digests)
             report("read", 1.0)
-            use = FileLock(_use_lock(entry))
+            use = FileLock(use_lock(entry))
             use.shared()
             manifest = _verified(entry, digests)
             if manifest is None:
                 # Others may be using a damaged model: what is made takes its name, not its place on disk.
-                with FileLock(_make_lock(entry)) as make:
+                with FileLock(make_lock(entry)) as make:
                     make.exclusive()
                     if _verified(entry, digests, warn=False) is None:  # nobody else made it meanwhile
                         make_entry(entry, path, form, report)
                     make.discard()
                 manifest = Manifest.read(entry)
-            (entry / _USED_FILE).touch()
+            note_use(entry)
             self._evict(entry)
         except (OSError, ValueError) as error:
             release()
@@ -158,7 +165,7 @@ class PreparedModels:
     def entries(self) -> list[PreparedEntry]:
         """List what is there, most recently used first."""
         found = []
-        for folder in _entry_folders(self._folder):
+        for folder in entry_folders(self._folder, MANIFEST_FILE):
             try:
                 manifest = Manifest.read(folder)
             except (OSError, ValueError):
@@ -169,15 +176,15 @@ class PreparedModels:
                     name=manifest.model.name,
                     path=manifest.model.path,
                     form=manifest.form,
-                    size_bytes=_size_bytes(folder),
-                    last_used=_last_used(folder),
+                    size_bytes=size_bytes(folder),
+                    last_used=last_used(folder),
                 )
             )
         return sorted(found, key=lambda entry: -entry.last_used)
 
     def clear(self) -> int:
         """Remove every model that no process uses, and return the bytes freed."""
-        freed = sum(_remove_unused(folder) for folder in _entry_folders(self._folder))
+        freed = sum(remove_unused(folder) for folder in entry_folders(self._folder, MANIFEST_FILE))
         shutil.rmtree(self._folder / _DIGESTS_FOLDER, ignore_errors=True)
         return freed
 
@@ -209,10 +216,10 @@ class PreparedModels:
         """
         source = opened.name.partition("-")[0]
         total = 0
-        for entry in sorted(_entry_folders(opened.parent), key=_last_used, reverse=True):
-            total += (size := _size_bytes(entry))
+        for entry in sorted(entry_folders(opened.parent, MANIFEST_FILE), key=last_used, reverse=True):
+            total += (size := size_bytes(entry))
             is_old = entry != opened and entry.name.startswith(f"{source}-")
-            if (is_old or total > self._bound_bytes) and _remove_unused(entry):
+            if (is_old or total > self._bound_bytes) and remove_unused(entry):
                 total -= size
                 _LOG.info("removed the prepared model %s", entry)
 
@@ -268,46 +275,3 @@ def _verified(entry: Path, digests: FileDigests, *, warn: bool = True) -> Manife
 
 def _is_whole(file: Path, record: FileRecord, digests: FileDigests) -> bool:
     return file.stat().st_size == record.size_bytes and digests.sha256(file) == record.sha256
-
-
-def _entry_folders(folder: Path) -> Iterator[Path]:
-    """Yield the folders of prepared models, whole or not, without drafts."""
-    if folder.is_dir():
-        for entry in sorted(folder.iterdir()):
-            if not entry.name.startswith(DRAFT_PREFIX) and (entry / MANIFEST_FILE).exists():
-                yield entry
-
-
-def _size_bytes(folder: Path) -> int:
-    try:
-        return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
-    except FileNotFoundError:  # another process removes it just now
-        return 0
-
-
-def _last_used(folder: Path) -> float:
-    try:
-        return (folder / _USED_FILE).stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-
-
-def _use_lock(entry: Path) -> Path:
-    """Held shared by who uses an entry, alone by who removes it."""
-    return entry.with_name(f"{entry.name}.use")
-
-
-def _make_lock(entry: Path) -> Path:
-    """Held by who makes an entry."""
-    return entry.with_name(f"{entry.name}.make")
-
-
-def _remove_unused(entry: Path) -> int:
-    """Remove an entry unless a process uses it; the bytes freed."""
-    with FileLock(_use_lock(entry)) as lock:
-        if not lock.exclusive(wait=False) or not entry.exists():
-            return 0
-        size = _size_bytes(entry)
-        remove_entry(entry)
-        lock.discard()
-        return size
