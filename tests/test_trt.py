@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from engines.api import EngineError, ExecutionContext, OutOfMemoryError, StepBatch
-from engines.checkpoint import open_checkpoint
 from engines.cuda_api import CudaDeviceLostError, CudaError
 from engines.options import CacheType, EngineOptions
 from engines.plans import PLAN_FILE
 from engines.trt import TrtEngine
 from engines.trt_library import LIBRARY_NAMES, TENSORRT_RTX
 from tests import steps, tiny
+from tests.accuracy import oracle_of
 from tests.conftest import TinyPaths
 from tests.oracle import OracleDecoder
 from tests.standins import cuda_gpu
@@ -33,12 +33,6 @@ IDS = [(3 + 31 * i) % 320 for i in range(60)]
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared models and plans that tests may read and add to."""
     return tmp_path_factory.mktemp("prepared")
-
-
-@pytest.fixture
-def llama(tiny_models: dict[str, TinyPaths]) -> Path:
-    """One model for what does not depend on the family."""
-    return tiny_models[tiny.LLAMA_TIED.name].gguf
 
 
 @pytest.fixture
@@ -61,13 +55,6 @@ def context(engine: TrtEngine) -> Iterator[ExecutionContext]:
     made = engine.create_context()
     yield made
     made.close()
-
-
-def oracle_of(path: Path) -> OracleDecoder:
-    with open_checkpoint(path) as checkpoint:
-        oracle = OracleDecoder(checkpoint.tensor, checkpoint.spec)
-        oracle.logits([0])  # reads every weight
-        return oracle
 
 
 def one_step(num_tokens: int = 1, block: int = 0) -> StepBatch:

@@ -16,8 +16,6 @@ from engines.ort import open_onnxruntime
 from engines.trt_library import LIBRARY_NAMES, TENSORRT
 from streamsrv.client import Client
 from streamsrv.errors import CallFailedError
-from tests import tiny
-from tests.conftest import TinyPaths
 from tests.servers import TestServer, running, until
 from tests.standins.cuda import Call, Failure
 from tests.trt_rig import Rig, in_cache, make_rig
@@ -32,11 +30,6 @@ MAX_TOKENS = 48
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Prepared models and plans."""
     return tmp_path_factory.mktemp("prepared")
-
-
-@pytest.fixture(scope="module")
-def llama(tiny_models: dict[str, TinyPaths]) -> Path:
-    return tiny_models[tiny.LLAMA_TIED.name].gguf
 
 
 Open = Callable[..., tuple[Rig, Engine]]
