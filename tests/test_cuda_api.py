@@ -482,11 +482,14 @@ def test_10000_copies_and_100_lives_leave_nothing(rig: CudaRig, desk: Desk) -> N
             Desk(device, 20_000).close()
 
     copy_often(500)
-    gc.collect()
-    process, before = psutil.Process(), len(rig.leaks())
-    used = process.memory_info().rss
-    copy_often(10_000)
-    gc.collect()
+    process, before, growths = psutil.Process(), len(rig.leaks()), []
+    for _ in range(
+        3
+    ):  # what leaks does so each time; a process of hundreds of megabytes grows by itself, too
+        gc.collect()
+        used = process.memory_info().rss
+        copy_often(10_000)
+        gc.collect()
+        growths.append(process.memory_info().rss - used)
     assert len(rig.leaks()) == before
-    # In a process of hundreds of megabytes, which has other reasons to grow by a few.
-    assert process.memory_info().rss - used < 16_000_000
+    assert min(growths) < 4_000_000
