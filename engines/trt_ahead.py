@@ -120,8 +120,8 @@ def _open_device(library: TrtLibrary, options: EngineOptions, cuda: Cuda | None)
         if library.is_ahead_of_time:
             raise EngineError(
                 f"{library.name} needs to be told which GPUs to build for: name a compute capability. "
-                f"{library.name} {library.version} builds for {_list(library)}, such as --target 8.9. Without "
-                f"one it asks this machine's GPU, which cannot be used: {error}"
+                f"{library.name} {library.version} builds for {_list(library)}, such as --target 8.9. "
+                f"Without one it asks this machine's GPU, which cannot be used: {error}"
             ) from error
         raise EngineError(
             f"{library.name} builds a plan on the GPU that will run it, and none can be used here ({error}). "
