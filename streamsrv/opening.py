@@ -1,10 +1,9 @@
 """From settings to a model that can be served: its engine, then its workers."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 from engines.api import CheckpointError, Engine
-from engines.demo_model import demo_model_path
+from engines.demo_model import model_path
 from engines.registry import open_engine
 from engines.scripted import DEFAULT_SCRIPT, ScriptedEngine
 from streamsrv.config import Settings
@@ -22,8 +21,7 @@ def open_model(settings: Settings, progress: Callable[[str, float], None] | None
     """
     if settings.engine == ScriptedEngine.name:
         return ScriptedEngine(settings.script_text or DEFAULT_SCRIPT, step_s=settings.script_step_ms / 1000)
-    path = demo_model_path() if settings.model == "demo" else Path(settings.model).expanduser()
-    return open_engine(settings.engine, path, settings.engine_options, progress)
+    return open_engine(settings.engine, model_path(settings.model), settings.engine_options, progress)
 
 
 def make_pool(

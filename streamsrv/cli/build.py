@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engines.options import Precision, WeightFormat
 from streamsrv.cli.progress_bars import progress_bars
+from streamsrv.cli.setting_help import setting_help
 from streamsrv.config import ENV_PREFIX, Settings, load_settings
 from streamsrv.errors import SettingsError
 from streamsrv.log_format import configure_logging
@@ -39,7 +40,7 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
         "--target 8.9 --precision int8",
     )
     add = build.add_argument
-    add("--model", metavar="PATH|demo", help=_help("model"))
+    add("--model", metavar="PATH|demo", help=setting_help("model"))
     add("--engine", choices=_ENGINES, required=True, help="for which engine; the package must be installed")
     add(
         "--target",
@@ -57,27 +58,19 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
         help="fp16 or bf16; or int8, int4 or fp8, which hold the weights so and compute in fp16, or in bf16 "
         "if that is named, too: --precision int8 bf16 (default: fp16)",
     )
-    add("--max-batch", "--max-running", dest="max_running", metavar="N", help=_help("max_running"))
-    add("--max-len", "--max-context", dest="max_context", metavar="N", help=_help("max_context"))
-    add("--max-step-tokens", metavar="N", help=_help("max_step_tokens"))
-    add("--mode", metavar="MODE", help=_help("mode"))
-    add("--gpu", metavar="N", help=_help("gpu"))
-    add("--cache-dir", metavar="DIR", help=_help("cache_dir"))
+    add("--max-batch", "--max-running", dest="max_running", metavar="N", help=setting_help("max_running"))
+    add("--max-len", "--max-context", dest="max_context", metavar="N", help=setting_help("max_context"))
+    add("--max-step-tokens", metavar="N", help=setting_help("max_step_tokens"))
+    add("--mode", metavar="MODE", help=setting_help("mode"))
+    add("--gpu", metavar="N", help=setting_help("gpu"))
+    add("--cache-dir", metavar="DIR", help=setting_help("cache_dir"))
     add("--config", type=Path, metavar="FILE", help=f"TOML file with settings; or {ENV_PREFIX}CONFIG")
     add("--log-level", metavar="LEVEL", help="debug shows what TensorRT says (default: warning)")
     build.set_defaults(command=_build)
 
 
-def _help(name: str) -> str:
-    field = Settings.model_fields[name]
-    text = (field.description or "").replace("%", "%%")
-    if field.default is None or "default" in text:
-        return text
-    return f"{text} (default: {getattr(field.default, 'value', field.default)})"
-
-
 def _build(arguments: argparse.Namespace) -> None:
-    from engines.demo_model import demo_model_path
+    from engines.demo_model import model_path
     from engines.trt_ahead import build_ahead, parse_capability
 
     flags = {
@@ -92,7 +85,7 @@ def _build(arguments: argparse.Namespace) -> None:
         targets = [parse_capability(target) for target in arguments.target]
     except ValueError as error:
         raise SettingsError(f"--target: {error}") from None
-    path = demo_model_path() if settings.model == "demo" else Path(settings.model).expanduser()
+    path = model_path(settings.model)
     with progress_bars() as report:
         plans = build_ahead(arguments.engine, path, settings.engine_options, targets, report)
     for plan in plans:

@@ -2,10 +2,9 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
-from engines.demo_model import demo_model_path
+from engines.demo_model import model_path
 
 
 def add_command(commands: Any) -> None:  # argparse's own type for it is private
@@ -29,7 +28,7 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
 def _models(arguments: argparse.Namespace) -> None:
     from engines.registry import inspect_model
 
-    path = demo_model_path() if arguments.path == "demo" else Path(arguments.path).expanduser()
+    path = model_path(arguments.path)
     model = inspect_model(path)
     spec, vocabulary = model.spec, model.vocabulary
     tokenizer = json.loads(vocabulary.tokenizer_json)["model"]

@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import uvloop
 
 from streamsrv.cli.progress_bars import progress_bars
+from streamsrv.cli.setting_help import setting_help
 from streamsrv.config import ENV_PREFIX, Settings, load_settings
 from streamsrv.log_format import configure_logging
 
@@ -37,10 +38,7 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
     for name, field in Settings.model_fields.items():
         flag = "--" + name.replace("_", "-")
         kind = _plain_type(field.annotation)
-        shown = field.default.value if isinstance(field.default, Enum) else field.default
-        text = field.description or ""
-        if shown is not None and "default" not in text:
-            text += f" (default: {_flag_value(shown)})"
+        text = setting_help(name)
         if kind is bool:
             serve.add_argument(
                 flag, dest=name, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
@@ -51,7 +49,7 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
                 dest=name,
                 metavar=_METAVARS.get(name) or _metavar(kind),
                 default=argparse.SUPPRESS,
-                help=text.replace("%", "%%"),
+                help=text,
             )
     serve.set_defaults(command=_serve)
 
@@ -60,10 +58,6 @@ def _plain_type(annotation: Any) -> Any:
     if get_origin(annotation) in (Union, UnionType):
         return next(arg for arg in get_args(annotation) if arg is not type(None))
     return annotation
-
-
-def _flag_value(value: object) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
 def _metavar(kind: Any) -> str:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
+from engines.demo_model import model_path
 from engines.registry import inspect_model
 from streamsrv.bench.load import load_client
 from streamsrv.bench.suite.asked import ask_all
 from streamsrv.bench.suite.markdown import median_and_range, section
-from streamsrv.bench.suite.server_process import model_path, server_process
+from streamsrv.bench.suite.server_process import server_process
 from streamsrv.client import Client, make_request
 from streamsrv.constraint.compiler import Constraint, ConstraintCompiler
 from streamsrv.constraint.spec import ConstraintKind, ConstraintSpec

@@ -8,12 +8,12 @@ from contextlib import AsyncExitStack
 
 from tokenizers import Tokenizer
 
+from engines.demo_model import model_path
 from engines.registry import inspect_model
 from streamsrv.bench.prompts import PromptMaker, shipped_text
 from streamsrv.bench.suite.direct_loop import DirectTimes
 from streamsrv.bench.suite.direct_process import DirectProcess, direct_process
 from streamsrv.bench.suite.markdown import median_and_range, section
-from streamsrv.bench.suite.server_process import model_path
 
 _BASE = "openvino"
 """What the others are held against."""

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from engines.demo_model import model_path
 from engines.memory import GIB
 from engines.registry import inspect_model
 from engines.spec import ModelSpec
@@ -13,7 +14,7 @@ from streamsrv.bench.load import LoadPlan, load_client, run_closed_loop
 from streamsrv.bench.measure import RequestShape
 from streamsrv.bench.prompts import prompt_maker
 from streamsrv.bench.suite.markdown import section
-from streamsrv.bench.suite.server_process import ServerProcess, model_path, server_process
+from streamsrv.bench.suite.server_process import ServerProcess, server_process
 from streamsrv.bench.suite.startup import MIB
 
 CACHE_GIB = 0.5

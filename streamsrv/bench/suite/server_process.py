@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.demo_model import demo_model_path
 from streamsrv.bench.errors import BenchError
 from streamsrv.config import ENV_PREFIX, Address
 
@@ -41,15 +40,6 @@ class ServerProcess:
 def clean_environment() -> dict[str, str]:
     """This process's variables without those that change a server's settings."""
     return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-
-
-def model_path(model: str) -> Path:
-    """Where a model lies that `--model` names.
-
-    Raises:
-        CheckpointError: it is the demo model, and that is not installed.
-    """
-    return demo_model_path() if model == "demo" else Path(model).expanduser()
 
 
 @asynccontextmanager

@@ -7,13 +7,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from engines.api import Engine
+from engines.demo_model import model_path
 from engines.registry import inspect_model
 from engines.spec import ModelInfo
 from streamsrv.bench.load import load_client
 from streamsrv.bench.relay import ByteRelay
 from streamsrv.bench.suite.markdown import section
 from streamsrv.bench.suite.replay import ReplayEngine
-from streamsrv.bench.suite.server_process import model_path, server_process
+from streamsrv.bench.suite.server_process import server_process
 from streamsrv.bench.suite.sse import sse_response
 from streamsrv.client import Client
 from streamsrv.config import Settings
