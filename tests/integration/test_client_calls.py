@@ -217,7 +217,7 @@ async def test_a_read_that_is_given_up_loses_nothing() -> None:
     async with running(ScriptedEngine(WORDS, before_step=gate)) as server, Client(server.target) as client:
         stream = client.generate("x")
         gate.let_through(3)
-        for _ in range(3):
+        while stream.num_tokens < 3:  # one chunk may bring several
             await anext(stream)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):

@@ -169,13 +169,13 @@ async def test_cancel_ends_a_running_stream_with_its_events(by: str) -> None:
         stream = server.client.generate("x", request_id="mine")
         start = await stream.start()
         gate.let_through(5)
-        received = []
-        async for chunk in stream:
-            received.append(chunk)
-            if len(received) == 3:
-                name = stream.stream_id if by == "stream_id" else start.request_id
+        name = stream.stream_id if by == "stream_id" else start.request_id
+        cancel = None
+        async for _ in stream:
+            if cancel is None and stream.num_tokens >= 3:  # one chunk may bring several
                 cancel = asyncio.ensure_future(server.client.cancel(**{by: name}))
                 gate.let_through(100)
+        assert cancel is not None
         assert await cancel == "ABORTED"
         assert stream.finish_reason == "CANCELLED"
         assert stream.usage is not None
