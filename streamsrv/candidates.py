@@ -1,6 +1,5 @@
 """Choosing tokens by the beginning of each row's order, as far as that tells."""
 
-import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -18,18 +17,15 @@ UNDECIDED = -1
 Masses: TypeAlias = NDArray[np.float64]
 """Sums of probabilities that are not normalised: of exp((logit - best logit) / temperature)."""
 
-# Bounds the relative error of a mass that a sum in float32, or its logarithm, has given: the 2e-5 that
-# `Candidates` may have, and what float32 loses here.
-_SLACK = 3e-5
-_WIDER = np.array([[1 - _SLACK], [1 + _SLACK]])
+SLACK = 3e-5
+"""Bounds the relative error of a mass that a sum in float32, or its logarithm, has given.
+
+The logarithm may be wrong by 2e-5, as `Candidates` says; the rest is what float32 loses here.
+"""
+_WITH_SLACK = np.array([[1 - SLACK], [1 + SLACK]])
 _LARGEST_EXPONENT = 700.0  # of exp in float64
-_FOLD = 4
-_FOLDS = 64  # a power of _FOLD times _FOLD
-_LOWEST = np.finfo(np.float32).min
-_BITS = np.int32(0x7FFFFFFF)
-# Sorts behind all others; its logit is minus infinity.
-_LAST_KEY = np.int64((~(np.float32(-np.inf).view(np.int32) ^ _BITS)).astype(np.int64) << 32 | 0xFFFFFFFF)
-_LEAST_TEMPERATURE = np.float32(1e-30)  # the best token alone has any mass long before
+LEAST_TEMPERATURE = np.float32(1e-30)
+"""The best token alone has any mass long before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +93,10 @@ class Beginnings:
 
         wanted = top_p * kept
         reached = self._mass_of(np.count_nonzero(below < wanted[..., None], axis=2) + 1)
-        beyond = np.stack((self.known, kept[1]))
+        # Beyond what is known, the token that crosses the border is no better than the last that is known.
+        last = np.take_along_axis(each, np.maximum(self._counts - 1, 0)[:, None], axis=1)[:, 0]
+        crossed = np.stack((wanted[0], wanted[1] + last))
+        beyond = np.maximum(np.minimum(crossed, kept), self.known)
         kept = np.where(top_p < 1, np.where(wanted <= self.known, reached, beyond), kept)
 
         kept = self._keep(kept, np.count_nonzero(each >= min_p[:, None], axis=1), min_p > 0)
@@ -197,7 +196,7 @@ def choose_among(
     others = rest.masses(beginnings.tops, beginnings.temperatures)
     for i, values in sunk:
         others[:, i] += masses(values, beginnings.tops[i], beginnings.temperatures[i]).sum(dtype=np.float64)
-    return beginnings.choose(beginnings.known + others * _WIDER, points)
+    return beginnings.choose(beginnings.known + others * _WITH_SLACK, points)
 
 
 class _Rest:
@@ -212,7 +211,7 @@ class _Rest:
         self._last = candidates.logits[:, -1]
         probabilities = np.exp(candidates.logits - candidates.logsumexp[:, None])
         missing = 1 - probabilities.sum(axis=1, dtype=np.float64)
-        self._sums = np.stack((missing - _SLACK, np.maximum(missing, 0) + _SLACK))  # at least, at most
+        self._sums = np.stack((missing - SLACK, np.maximum(missing, 0) + SLACK))  # at least, at most
         self._of_last = probabilities[:, -1]
         self._per_last = np.exp(
             np.minimum(candidates.logsumexp.astype(np.float64) - self._last, _LARGEST_EXPONENT)
@@ -240,107 +239,12 @@ class _Rest:
         return rest
 
 
-def choose_among_best(
-    rows: Seq[FloatArray], num_best: int, params: Seq[SamplingParams], points: Masses
-) -> NDArray[np.int64]:
-    """Choose a token id for each full row by its `num_best` best tokens, or `UNDECIDED`.
-
-    That spares putting the whole row in order, and mostly even looking at each token's mass.
-    """
-    temperatures = [max(float(np.float32(p.temperature)), float(_LEAST_TEMPERATURE)) for p in params]
-    # What these keep does not depend on the mass of all.
-    are_few = [0 < p.top_k <= num_best or p.min_p > 0 for p in params]
-    each = zip(rows, temperatures, are_few, strict=True)
-    readings = [_Reading(row, num_best, temperature, few) for row, temperature, few in each]
-    ids, logits = _in_order(readings, num_best)
-    beginnings = Beginnings(ids, logits, params)
-    totals = np.array([(r.near_mass + r.far_mass[0], r.near_mass + r.far_mass[1]) for r in readings]).T
-    token_ids = beginnings.choose(np.maximum(totals * _WIDER, beginnings.known), points)
-    is_open = (token_ids == UNDECIDED) & np.array([r.far_mass[1] > 0 for r in readings])
-    still_open = [int(i) for i in np.flatnonzero(is_open)]
-    if still_open:
-        beginnings = Beginnings(ids[still_open], logits[still_open], [params[i] for i in still_open])
-        sums = np.array([_sum_of_masses(rows[i], readings[i].top, temperatures[i]) for i in still_open])
-        token_ids[still_open] = beginnings.choose(
-            np.maximum(sums * _WIDER, beginnings.known), points[still_open]
-        )
-    return token_ids
-
-
-class _Reading:
-    """What is found in a full row without looking at each token's mass: its best tokens, and mass of others.
-
-    The tokens are taken in groups of four. Groups whose best token is among the row's best are near, and all
-    their tokens are looked at; of a far one it is known that it has its best token's mass to four times that.
-    """
-
-    __slots__ = ("far_mass", "ids", "logits", "near_mass", "top")
-
-    def __init__(self, row: FloatArray, num_best: int, temperature: float, few: bool) -> None:
-        size = len(row)
-        num_groups = size // _FOLDS * (_FOLDS // _FOLD)
-        if size < _FOLDS * num_best:
-            near, ids, num_groups = row, np.arange(size), 0
-            least = np.partition(row, -min(num_best, size))[-min(num_best, size)]
-        else:
-            groups = row[: num_groups * _FOLD].reshape(_FOLD, num_groups)
-            bests = groups.max(axis=0)
-            # As many folds as this have a token that is at least as good: there are `num_best` such tokens.
-            least = np.partition(bests.reshape(_FOLDS // _FOLD, -1).max(axis=0), -num_best)[-num_best]
-            near_groups = np.flatnonzero(bests >= max(least, _LOWEST))
-            near = groups.take(near_groups, axis=1).ravel()
-            ids = (near_groups + np.arange(0, num_groups * _FOLD, num_groups)[:, None]).ravel()
-            if num_groups * _FOLD < size:
-                near = np.concatenate((near, row[num_groups * _FOLD :]))
-                ids = np.concatenate((ids, np.arange(num_groups * _FOLD, size)))
-        self.top = near.max()
-        """The best logit."""
-        self.near_mass = _sum_of_masses(near, self.top, temperature)
-        self.far_mass = (0.0, 0.0)
-        """Of the tokens of far groups: at least, at most."""
-        if num_groups and few:
-            self.far_mass = 0.0, size * math.exp(min(0.0, (float(least) - float(self.top)) / temperature))
-        elif num_groups:
-            bests[near_groups] = -np.inf
-            mass = _sum_of_masses(bests, self.top, temperature)
-            self.far_mass = mass, _FOLD * mass
-        best = np.flatnonzero(near >= max(least, _LOWEST))
-        self.ids = ids[best]
-        """[at least num_best, if so many are possible] ascending, with all that are at least as good."""
-        self.logits = near[best]
-
-
-def _in_order(readings: Seq[_Reading], num_best: int) -> tuple[NDArray[np.int64], FloatArray]:
-    """Put each row's tokens in order: [R, K] by falling logit, of equal ones the lower id first.
-
-    Where fewer than K are possible, impossible ones follow.
-    """
-    keys = np.full((len(readings), max(num_best, *(len(r.ids) for r in readings))), _LAST_KEY)
-    for row, reading in zip(keys, readings, strict=True):
-        # The bits of a float, if it is not negative, or else their complement but for the sign, are in order.
-        bits = (reading.logits + np.float32(0)).view(np.int32)  # no negative zero
-        in_order = ~(bits ^ (bits >> 31 & _BITS)).astype(np.int64)
-        row[: len(bits)] = in_order << 32 | reading.ids
-    keys.sort(axis=1)
-    keys = keys[:, :num_best]
-    bits = (~(keys >> 32)).astype(np.int32)
-    logits = (bits ^ (bits >> 31 & _BITS)).view(np.float32)
-    return keys & 0xFFFFFFFF, logits
-
-
-def _sum_of_masses(logits: FloatArray, top: np.float32, temperature: float) -> float:
-    if temperature == 1:  # a division less
-        parts = logits - top
-        np.exp(parts, out=parts)
-    else:
-        parts = masses(logits, top, temperature)
-    return float(parts.sum())
-
-
 @np.errstate(over="ignore")
-def masses(logits: FloatArray, top: FloatArray | np.float32, temperature: Masses | float) -> FloatArray:
+def masses(
+    logits: FloatArray, top: FloatArray | np.float32, temperature: Masses | FloatArray | float
+) -> FloatArray:
     """Masses of tokens, as parts of that of the top logit. In float32: a tenth of the time of float64."""
     exponents = logits - top
-    exponents /= np.maximum(np.float32(temperature), _LEAST_TEMPERATURE)
+    exponents /= np.maximum(np.float32(temperature), LEAST_TEMPERATURE)
     np.exp(exponents, out=exponents)
     return exponents

@@ -1,18 +1,15 @@
 """Taking a step on the worker's thread: compute, sample, and turn tokens into what streams say."""
 
 from collections.abc import Callable
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from engines.api import ExecutionContext, StepBatch, StepResult
 from streamsrv.output import Brought, Output
-from streamsrv.sampling import RowSampling, needs_full_row, sample
+from streamsrv.sampling import needs_full_row, sample
 from streamsrv.scheduler import Scheduled, Step
-
-_LEAST_HALF = 8
-"""Rows for each of two threads: with fewer, handing them over costs what it spares."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +95,7 @@ def _sample_all(result: StepResult, rows: list[_Rows], helpers: Executor) -> Non
         sampling = [r.output.row_sampling(len(r.brought.token_ids)) for r in going]
         # Before the rows are changed.
         known = [r.output.row_logprobs(result.logits[i]) for r, i in zip(going, at, strict=True)]
-        token_ids = _sample_in_halves(result, sampling, at, helpers)
+        token_ids = sample(result, sampling, at, helpers)
         going = [
             r
             for r, token_id, logprobs in zip(going, token_ids, known, strict=True)
@@ -112,19 +109,3 @@ def _sample_all(result: StepResult, rows: list[_Rows], helpers: Executor) -> Non
         if lookup is not None and num_new:
             num_guessed = len(r.part.guesses)
             lookup.learn(num_guessed, min(num_new - 1, num_guessed), r.output.sequence.num_tokens + num_new)
-
-
-def _sample_in_halves(
-    result: StepResult, rows: list[RowSampling], at: list[int], helpers: Executor
-) -> list[int]:
-    """Sample rows on two threads where that is worth it: the engine is idle meanwhile, and NumPy lets go."""
-    half = len(rows) // 2
-    # Candidates are few, and only the context's own thread may fetch the rest of a row.
-    if result.candidates is not None or half < _LEAST_HALF or all(row.params.is_greedy for row in rows):
-        return sample(result, rows, at)
-    second = helpers.submit(sample, result, rows[half:], at[half:])
-    try:
-        first = sample(result, rows[:half], at[:half])
-    finally:
-        wait([second])
-    return first + second.result()

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -69,6 +70,7 @@ def choosing_times(engine: Engine, prompts: Seq[Seq[int]], num_rounds: int) -> d
     rows = {kind: [_row_sampling(params, prompt) for prompt in prompts] for kind, params in KINDS.items()}
     times: dict[str, Times] = {kind: [] for kind in KINDS}
     context = engine.create_context()
+    helpers = ThreadPoolExecutor()  # as a worker has
     try:
         longest = max(map(len, prompts)) + (num_rounds + 1) * len(KINDS)
         blocks_each = -(-longest // context.cache.block_size)
@@ -85,13 +87,14 @@ def choosing_times(engine: Engine, prompts: Seq[Seq[int]], num_rounds: int) -> d
                 began_s = time.perf_counter()
                 result = context.step(make_batch(parts, blocks_each))
                 stepped_s = time.perf_counter()
-                token_ids = sample(result, rows[kind])
+                token_ids = sample(result, rows[kind], helpers=helpers)
                 ended_s = time.perf_counter()
                 _push(rows, token_ids)
                 num_steps += 1
                 if number >= 0:
                     times[kind].append((stepped_s - began_s, ended_s - stepped_s))
     finally:
+        helpers.shutdown()
         context.close()
     return times
 
