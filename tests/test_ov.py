@@ -14,7 +14,7 @@ import pytest
 from engines.api import EngineError, EngineNotInstalledError, ExecutionContext, FloatArray, OutOfMemoryError
 from engines.memory import usable_processors
 from engines.options import CacheType, EngineOptions, Precision, WeightFormat
-from engines.ov import OpenVinoContext, OpenVinoEngine, _settings, open_openvino
+from engines.ov import OpenVinoContext, OpenVinoEngine, _settings, _StepSize, open_openvino
 from tests import steps, tiny
 from tests.accuracy import (
     EXACT_BOUND,
@@ -236,6 +236,32 @@ def test_a_sequences_logits_do_not_depend_on_its_neighbours(
     )
     np.testing.assert_array_equal(few, alone)
     np.testing.assert_array_equal(mixed, alone)
+
+
+def test_a_steps_padding_changes_no_logits(tiny_paths: TinyPaths, make_context: MakeContext) -> None:
+    context = make_context(tiny_paths.gguf, EXACT)
+
+    def after(num_before: int) -> FloatArray:
+        """Logits of a step of three tokens behind one of so many."""
+        steps.logits_of(context, IDS[:num_before])
+        feed = Feed(IDS[:23], [3])
+        steps.step(context, [(feed, 20)])
+        steps.step(context, [(Feed(IDS[:num_before], [5]), num_before)])
+        steps.step(context, [(feed, 3)])
+        return feed.all_logits()
+
+    unpadded = after(3)
+    for num_before in range(4, 16):
+        np.testing.assert_array_equal(after(num_before), unpadded)
+
+
+def test_a_steps_size_is_kept_until_its_padding_has_cost_as_much_as_a_change() -> None:
+    size = _StepSize(block_size=32)
+    assert [size.of(n) for n in (1, 1, 1, 2, 1)] == [2, 2, 2, 2, 2]
+    assert [size.of(n) for n in (16, 20, 16, 20, 16, 16, 16, 20)] == [16, 20, 20, 20, 20, 20, 16, 20]
+    assert [size.of(n) for n in (20, 10, 30, 19)] == [20, 20, 30, 19]
+    assert [size.of(18) for _ in range(12)] == [19] * 10 + [18] * 2
+    assert [_StepSize(4).of(n) for n in (20, 15)] == [20, 15]
 
 
 def _decode_among(context: ExecutionContext, neighbours: Callable[[], list[tuple[Feed, int]]]) -> FloatArray:

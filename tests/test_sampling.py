@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -578,3 +579,25 @@ def test_a_row_of_which_nothing_is_possible_is_noticed() -> None:
     for result in (full(logits), far):
         with pytest.raises(ValueError, match="finite"):
             sample(result, [row])
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 64])
+def test_two_threads_choose_what_one_does(count: int) -> None:
+    params = SamplingParams(temperature=0.9, top_p=0.9)
+    logits = np.random.default_rng(0).normal(0, 4, (2 * count, 500)).astype(np.float32)
+    at = list(range(1, 2 * count, 2)) if count % 2 else list(range(count))
+
+    def rows() -> list[RowSampling]:
+        return [RowSampling(params, np.random.default_rng([7, i])) for i in range(count)]
+
+    with ThreadPoolExecutor(1) as helpers:
+        shared = sample(StepResult(logits.copy()), rows(), at, helpers)
+    assert shared == sample(StepResult(logits), rows(), at)
+
+
+def test_what_goes_wrong_on_the_second_thread_is_raised() -> None:
+    logits = np.zeros((32, 50), np.float32)
+    logits[31] = np.nan
+    rows = [RowSampling(SamplingParams(), np.random.default_rng(i)) for i in range(32)]
+    with ThreadPoolExecutor(1) as helpers, pytest.raises(ValueError, match="no finite maximum"):
+        sample(StepResult(logits), rows, helpers=helpers)
