@@ -26,7 +26,7 @@ def sse_response(
     """
     response = [_HEADERS + (b"content-encoding: gzip\r\n\r\n" if gzip else b"\r\n")]
     compressor = zlib.compressobj(wbits=_GZIP_WINDOW) if gzip else None
-    for event in _events(pieces, model, finish_reason, num_prompt_tokens):
+    for event in sse_events(pieces, model, finish_reason, num_prompt_tokens):
         data = event
         if compressor is not None:
             data = compressor.compress(event) + compressor.flush(zlib.Z_SYNC_FLUSH)
@@ -40,7 +40,15 @@ def _http_chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-def _events(pieces: Seq[str], model: str, finish_reason: str, num_prompt_tokens: int) -> Iterator[bytes]:
+def sse_events(
+    pieces: Seq[str],
+    model: str,
+    finish_reason: str,
+    num_prompt_tokens: int,
+    num_completion_tokens: int | None = None,
+) -> Iterator[bytes]:
+    """Form the events of a response, one after the other; `pieces` are a token each if not said otherwise."""
+    num_tokens = len(pieces) if num_completion_tokens is None else num_completion_tokens
     yield _event(model, {"role": "assistant", "content": ""}, None)
     for piece in pieces:
         if piece:
@@ -48,8 +56,8 @@ def _events(pieces: Seq[str], model: str, finish_reason: str, num_prompt_tokens:
     yield _event(model, {}, finish_reason)
     usage = {
         "prompt_tokens": num_prompt_tokens,
-        "completion_tokens": len(pieces),
-        "total_tokens": num_prompt_tokens + len(pieces),
+        "completion_tokens": num_tokens,
+        "total_tokens": num_prompt_tokens + num_tokens,
     }
     yield _line({**_head(model), "choices": [], "usage": usage})
     yield b"data: [DONE]\n\n"
