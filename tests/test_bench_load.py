@@ -1,38 +1,66 @@
 import json
 import os
+import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engines.api import StepBatch
 from engines.scripted import ScriptedEngine
+from streamsrv.bench.endpoint import Endpoint
 from streamsrv.bench.errors import BenchError
 from streamsrv.bench.load import LoadPlan
-from streamsrv.bench.measure import Measured, RequestShape, measure
-from streamsrv.bench.report_format import as_lines, as_object
+from streamsrv.bench.load_messages import Plan
+from streamsrv.bench.measure import Measured, bench, measure
+from streamsrv.bench.report_format import as_lines, as_object, summary_lines
+from streamsrv.bench.schedule import OpenPlan
+from streamsrv.bench.workload import RequestShape, Workload
 from streamsrv.cli import run as run_command
 from streamsrv.config import Address
+from tests.certificates import Authority
 from tests.servers import TestServer, running
 
 SHAPE = RequestShape(num_prompt_tokens=20, max_tokens=12)
 
 
+def endpoint(server: TestServer, **options: Any) -> Endpoint:
+    return Endpoint(Address.parse(server.target, "the server"), **options)
+
+
 async def measured(
-    server: TestServer, plan: LoadPlan, shape: RequestShape = SHAPE, **options: Any
+    server: TestServer, plan: Plan, workload: Workload | None = None, **options: Any
 ) -> Measured:
-    return await measure(Address.parse(server.target, "the server"), plan, shape, seed=5, **options)
+    return await measure(endpoint(server), plan, workload or Workload(SHAPE), seed=5, **options)
 
 
 @pytest.mark.parametrize("zstd", [True, False])
 async def test_a_closed_loop_receives_every_token_and_no_error(zstd: bool) -> None:
     shape = RequestShape(num_prompt_tokens=20, max_tokens=12, zstd=zstd, max_tokens_per_chunk=5)
     async with running() as server:
-        result = await measured(server, LoadPlan(3, num_requests=10), shape, num_warmup=4)
+        result = await measured(server, LoadPlan(3, num_requests=10), Workload(shape), num_warmup=4)
     report = result.report
     assert (report.num_completed, report.errors) == (10, ())
     assert report.whole.num_output_tokens == 10 * 12
     assert report.whole.num_prompt_tokens == 10 * 20
     assert result.engine == "scripted"
+
+
+@pytest.mark.parametrize("plan", [LoadPlan(5, num_requests=11), OpenPlan(200.0, num_requests=11)])
+async def test_processes_share_a_load_and_report_it_as_one(plan: Plan) -> None:
+    async with running() as server:
+        report = (await measured(server, plan, num_processes=3, num_warmup=2)).report
+    assert (report.num_completed, report.errors, report.num_client_processes) == (11, (), 3)
+    assert report.whole.num_output_tokens == 11 * 12
+
+
+async def test_processes_without_a_client_or_a_request_are_left_out() -> None:
+    async with running() as server, bench(endpoint(server), Workload(SHAPE), seed=5, num_processes=2) as runs:
+        one = (await runs.run(LoadPlan(1, num_requests=3))).report
+        both = (await runs.run(LoadPlan(2, num_requests=3))).report
+    assert (one.num_completed, one.num_client_processes) == (3, 1)
+    assert (both.num_completed, both.num_client_processes) == (3, 2)
 
 
 async def test_a_loop_for_a_time_ends_its_last_requests_properly() -> None:
@@ -43,9 +71,42 @@ async def test_a_loop_for_a_time_ends_its_last_requests_properly() -> None:
     assert report.errors == ()
 
 
-async def test_the_relay_counts_more_than_the_messages_alone() -> None:
+async def test_an_open_loop_sends_each_request_of_its_schedule_and_tells_how_late() -> None:
+    plan = OpenPlan(100.0, duration_s=0.5)
     async with running() as server:
-        report = (await measured(server, LoadPlan(1, num_requests=2), count_wire=True)).report
+        report = (await measured(server, plan)).report
+    assert report.num_completed == len(plan.due_times_s(5))
+    assert report.offered_per_s == 100.0
+    assert report.lateness_s is not None
+    assert report.lateness_s.p50 >= 0
+
+
+async def test_a_server_that_stands_still_is_not_spared_the_requests_that_it_would_have_had() -> None:
+    stall_s, rate_per_s = 0.5, 50.0
+    steps = 0
+
+    def stall_once(_batch: StepBatch) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == 40:
+            time.sleep(stall_s)
+
+    workload = Workload(RequestShape(num_prompt_tokens=4, max_tokens=2))
+    plan = OpenPlan(rate_per_s, duration_s=2.0)
+    async with running(ScriptedEngine(before_step=stall_once)) as server:
+        report = (await measured(server, plan, workload)).report
+    first = report.time_to_first_token_s
+    assert first is not None
+    # Of 100 requests, 25 are due while nothing moves, evenly over the stall; one that waited for an answer
+    # before it sent the next would have seen one of them.
+    assert first.p99 > 0.8 * stall_s
+    assert first.p90 > 0.2 * stall_s
+    assert first.p50 < 0.2 * stall_s
+
+
+async def test_the_kernel_counts_more_than_the_messages_alone() -> None:
+    async with running() as server:
+        report = (await measured(server, LoadPlan(2, num_requests=2), num_processes=2)).report
     assert report.wire_bytes is not None
     assert report.wire_bytes.down > 2 * 12 * report.message_bytes_per_token
     assert report.wire_bytes.up > 0
@@ -67,20 +128,22 @@ async def test_a_load_that_is_refused_altogether_is_an_error_with_the_servers_wo
 
 
 async def test_prompts_of_ones_own_are_sent_in_turn() -> None:
-    shape = RequestShape(prompts=("one two", "three"), max_tokens=4)
+    workload = Workload(RequestShape(max_tokens=4), prompts=("one two", [("user", "three")]))
     async with running() as server:
-        lengths = [len(await server.client.tokenize(prompt)) for prompt in ("one two", "three")]
-        report = (await measured(server, LoadPlan(1, num_requests=4), shape)).report
+        lengths = [len(await server.client.tokenize(prompt)) for prompt in workload.prompts or ()]
+        report = (await measured(server, LoadPlan(1, num_requests=4), workload)).report
     assert report.whole.num_prompt_tokens == 2 * sum(lengths)
 
 
-async def test_processor_time_is_that_of_the_process_named() -> None:
+async def test_processor_time_is_that_of_the_process_named_or_of_the_one_that_listens() -> None:
+    plan = LoadPlan(1, num_requests=1)
     async with running() as server:
-        plan = LoadPlan(1, num_requests=1)
-        report = (await measured(server, plan, server_pid=os.getpid())).report
+        named = (await measured(server, plan, server_pid=os.getpid())).report
+        found = (await measured(server, plan)).report
         with pytest.raises(BenchError, match="no process 999999999 on this machine"):
             await measured(server, plan, server_pid=999_999_999)
-    assert report.server_cpu_s is not None
+    assert named.server_cpu_s is not None
+    assert found.server_cpu_s is not None
 
 
 async def test_a_report_can_be_written_as_json() -> None:
@@ -88,20 +151,50 @@ async def test_a_report_can_be_written_as_json() -> None:
         result = await measured(server, LoadPlan(2, num_requests=4))
     parsed = json.loads(json.dumps(as_object(result)))
     assert parsed["seed"] == 5
+    assert parsed["plan"]["concurrency"] == 2
     assert parsed["report"]["whole"]["num_output_tokens"] == 48
     assert parsed["report"]["whole"]["output_tokens_per_s"] > 0
-    assert parsed["report"]["wire_bytes"] is None
+    assert parsed["report"]["lateness_s"] is None
+
+
+async def test_several_loads_are_summed_up_in_a_table_with_a_line_each() -> None:
+    async with running() as server, bench(endpoint(server), Workload(SHAPE), seed=5) as runs:
+        list_ = [await runs.run(LoadPlan(n, num_requests=n)) for n in (1, 3)]
+    lines = list(summary_lines(list_))
+    assert [line.split()[0] for line in lines[2:4]] == ["1", "3"]
+    assert len({len(line.rstrip(" *")) for line in lines[1:4]}) == 1
+
+
+async def test_a_server_with_tls_and_client_certificates_can_be_loaded(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, "authority")
+    pair, mine = authority.sign("server"), authority.sign("client")
+    async with running(tls_cert=pair.cert, tls_key=pair.key, tls_client_ca=authority.path) as server:
+        secured = endpoint(server, tls=True, ca=authority.path, pair=mine, api_key="secret")
+        result = await measure(secured, LoadPlan(1, num_requests=2), Workload(SHAPE), seed=5)
+    assert result.report.num_completed == 2
+    assert "secret" not in repr(secured)
 
 
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (["--concurrency", "0"], "--concurrency is 0; it must be a whole number from 1"),
+        (["--concurrency", "1,x"], "--concurrency has 'x'; it must be a whole number, or several"),
+        (["--rate", "0"], "--rate has '0'; it must be a number of requests a second above 0"),
+        (["--rate", "1,,2"], "--rate has ''"),
+        (["--rate", "nan"], "--rate has 'nan'"),
+        (["--processes", "0"], "--processes is 0; it must be a whole number from 1 to 64"),
+        (["--warmup", "-1"], "--warmup is -1"),
+        (["--seed", "-1"], "--seed is -1"),
         (["--requests", "0"], "--requests is 0"),
         (["--duration", "nan"], "--duration is nan; it must be a number of seconds above 0"),
         (["--max-tokens", "-1"], "--max-tokens is -1"),
+        (["--max-tokens", "9-3"], "--max-tokens is 9-3; the first number of a range"),
         (["--prompt-tokens", "0"], "--prompt-tokens is 0"),
         (["--prompts", "/nowhere/prompts.txt"], "cannot read --prompts /nowhere/prompts.txt: No such file"),
+        (["--plot", "/nowhere/plot.svg"], "there is no folder /nowhere"),
+        (["--plot", "plot.png"], "its name must end in .svg"),
+        (["--tls-cert", "mine.pem"], "--tls-cert is given without --tls-key"),
         (["--server", "somewhere"], "--server is 'somewhere'; it must be HOST:PORT"),
         (["--server", "127.0.0.1:1"], "UNAVAILABLE"),
     ],
@@ -113,8 +206,25 @@ def test_what_cannot_be_measured_is_a_sentence(
     assert sentence in capsys.readouterr().err
 
 
-def test_a_file_without_prompts_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "prompts.txt"
-    path.write_text("\n  \n")
-    assert run_command(["bench", "--prompts", str(path)]) == 1
-    assert "has no line with text" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--concurrency", "1", "--rate", "1"],
+        ["--requests", "1", "--duration", "1"],
+        ["--set", "chat", "--prompt-tokens", "9"],
+        ["--set", "poems"],
+    ],
+)
+def test_flags_that_exclude_each_other_are_wrong_usage(flags: list[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        run_command(["bench", *flags])
+    assert error.value.code == 2
+
+
+def test_every_flag_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run_command(["bench", "--help"])
+    text = capsys.readouterr().out
+    for flag in ("--rate", "--processes", "--set", "--plot", "--tls", "--api-key-file"):
+        assert re.search(rf"^  {flag}\b", text, re.MULTILINE)
+    assert "were written for this project" in " ".join(text.split())

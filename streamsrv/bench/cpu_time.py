@@ -3,6 +3,7 @@
 import psutil
 
 from streamsrv.bench.errors import BenchError
+from streamsrv.config import Address
 
 
 class CpuClock:
@@ -34,3 +35,22 @@ class CpuClock:
         except psutil.NoSuchProcess:
             raise BenchError(f"process {self._pid} ended while it was being measured") from None
         return float(times.user + times.system)
+
+
+def listening_pid(address: Address) -> int | None:
+    """Find the process of this machine that listens at an address; None if it cannot be told which.
+
+    It cannot where the address is another machine's, or the process another user's.
+    """
+    if not address.is_loopback:
+        return None
+    try:
+        connections = psutil.net_connections("tcp")
+    except psutil.Error:  # some systems tell only their administrator
+        return None
+    pids = {
+        connection.pid
+        for connection in connections
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == address.port
+    }
+    return pids.pop() if len(pids) == 1 else None

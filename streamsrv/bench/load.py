@@ -4,7 +4,10 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+
+import grpc
 
 from streamsrv.client import Client
 from streamsrv.errors import CallFailedError, StreamCorruptError
@@ -50,7 +53,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """What was seen of one request. Times are those of `time.perf_counter`, in seconds."""
+    """What was seen of one request. Times are those of `time.perf_counter`, in seconds.
+
+    On Linux that clock is one for all processes of a machine.
+    """
 
     began_s: float
     ended_s: float
@@ -59,29 +65,59 @@ class RequestRecord:
     num_bytes: int
     """Of gRPC messages received, each with its 5-byte prefix, the StreamStart included."""
     failure: Failure | None
+    due_s: float | None = None
+    """When it was to be sent; None where it was sent as soon as it could be."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens received."""
         return sum(arrival.num_tokens for arrival in self.arrivals)
 
+    @property
+    def counted_from_s(self) -> float:
+        """Where its latencies begin."""
+        return self.began_s if self.due_s is None else self.due_s
+
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
     """What a loop of clients has seen."""
 
-    concurrency: int
+    concurrency: int | None
+    """None in an open loop."""
     began_s: float
     ended_s: float
     idle_s: float
-    """When the first client found nothing more to send: until then all of them had a request."""
+    """When the first client found nothing more to send: until then all of them had a request. In an open
+    loop, when the last request was due."""
     records: tuple[RequestRecord, ...]
     """In the order of their ends."""
+    rate_per_s: float | None = None
+    """Requests offered a second in an open loop."""
+
+    @staticmethod
+    def merged(runs: "Seq[LoadRun]") -> "LoadRun":
+        """Join the shares of one load, which ran at the same time."""
+        records = sorted(
+            (record for run in runs for record in run.records), key=lambda record: record.ended_s
+        )
+        is_open = runs[0].concurrency is None
+        idle_s = [run.idle_s for run in runs]
+        return LoadRun(
+            None if is_open else sum(run.concurrency or 0 for run in runs),
+            min(run.began_s for run in runs),
+            max(run.ended_s for run in runs),
+            max(idle_s) if is_open else min(idle_s),
+            tuple(records),
+            runs[0].rate_per_s,
+        )
 
 
-def load_client(target: str) -> Client:
+def load_client(
+    target: str, *, credentials: grpc.ChannelCredentials | None = None, api_key: str | None = None
+) -> Client:
     """Make a client that hides nothing: it neither resumes a stream nor tries a request again."""
-    return Client(target, resume_window_s=0, max_retries=0)
+    return Client(target, credentials=credentials, api_key=api_key, resume_window_s=0, max_retries=0)
 
 
 async def run_closed_loop(
@@ -110,7 +146,7 @@ async def run_closed_loop(
         while (index := next_index()) is not None:
             if pause_s:
                 await asyncio.sleep(pause_s)
-            record, pause_s = await _send(client, make_request(index))
+            record, pause_s = await send_one(client, make_request(index))
             records.append(record)
             on_record(record)
         idle_s.append(time.perf_counter())
@@ -121,8 +157,10 @@ async def run_closed_loop(
     return LoadRun(plan.concurrency, began_s, time.perf_counter(), min(idle_s), tuple(records))
 
 
-async def _send(client: Client, request: pb.GenerateRequest) -> tuple[RequestRecord, float]:
-    """Read one stream; what was seen, and how long to wait before the next."""
+async def send_one(
+    client: Client, request: pb.GenerateRequest, *, due_s: float | None = None
+) -> tuple[RequestRecord, float]:
+    """Read one stream; what was seen, and how long a client is to wait before its next."""
     began_s = time.perf_counter()
     arrivals: list[Arrival] = []
     failure, pause_s, num_prompt_tokens = None, 0.0, 0
@@ -139,5 +177,7 @@ async def _send(client: Client, request: pb.GenerateRequest) -> tuple[RequestRec
         except StreamCorruptError as error:
             failure, pause_s = Failure(error.reason, str(error)), _PAUSE_AFTER_ERROR_S
     ended_s = time.perf_counter()
-    record = RequestRecord(began_s, ended_s, num_prompt_tokens, tuple(arrivals), stream.num_bytes, failure)
+    record = RequestRecord(
+        began_s, ended_s, num_prompt_tokens, tuple(arrivals), stream.num_bytes, failure, due_s
+    )
     return record, pause_s

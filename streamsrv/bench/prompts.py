@@ -18,7 +18,10 @@ class PromptMaker:
     """
 
     def __init__(self, text_ids: Seq[int], num_tokens: int, seed: int) -> None:
-        """`num_tokens` is the length of each prompt; equal texts and seeds give equal prompts."""
+        """`num_tokens` is the length of prompts that are asked for without one of their own.
+
+        Equal texts and seeds give equal prompts.
+        """
         self._text_ids = list(text_ids)
         self._num_tokens = num_tokens
         self._seed = seed
@@ -36,14 +39,15 @@ class PromptMaker:
         """How many prompts differ before they repeat; those of one token in fewer."""
         return len(self._distinct) ** 2
 
-    def make(self, index: int) -> list[int]:
+    def make(self, index: int, num_tokens: int | None = None) -> list[int]:
         """Give the ids of prompt `index`, counted from 0."""
+        length = self._num_tokens if num_tokens is None else num_tokens
         pair = (self._first + index * self._stride) % self.num_distinct
         lead = [self._distinct[i] for i in divmod(pair, len(self._distinct))]
         begin = random.Random(f"{self._seed} {index}").randrange(len(self._text_ids))  # noqa: S311 (no secret)
-        rounds = 1 + self._num_tokens // len(self._text_ids)
+        rounds = 1 + length // len(self._text_ids)
         text = self._text_ids[begin:] + rounds * self._text_ids
-        return (lead + text)[: self._num_tokens]
+        return (lead + text)[:length]
 
 
 def shipped_text() -> str:

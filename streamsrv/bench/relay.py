@@ -18,6 +18,9 @@ class ByteCount:
     down: int
     """From the server to clients."""
 
+    def __add__(self, other: "ByteCount") -> "ByteCount":
+        return ByteCount(self.up + other.up, self.down + other.down)
+
     def __sub__(self, earlier: "ByteCount") -> "ByteCount":
         return ByteCount(self.up - earlier.up, self.down - earlier.down)
 

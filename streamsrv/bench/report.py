@@ -8,6 +8,11 @@ from streamsrv.bench.load import LoadRun, RequestRecord
 from streamsrv.bench.percentiles import Distribution
 from streamsrv.bench.relay import ByteCount
 
+# A request that leaves later than this is late for whoever waits for it: it is a small model's step.
+_LATE_S = 0.010
+# Of one processor. Python does one thing at a time: the nearer to 1, the longer waits what has arrived.
+_BUSY = 0.85
+
 
 @dataclass(frozen=True, slots=True)
 class Rate:
@@ -41,14 +46,18 @@ class ErrorCount:
 
 @dataclass(frozen=True, slots=True)
 class LoadReport:
-    """A run in numbers. Latencies are in seconds and of the requests that came to their end."""
+    """A run in numbers. Latencies are in seconds and of the requests that came to their end.
+
+    They count from the sending of a request or, in an open loop, from the time when it was due.
+    """
 
     num_completed: int
     errors: tuple[ErrorCount, ...]
     whole: Rate
     """From the first request's beginning to the last one's end."""
     steady: Rate | None
-    """While all clients had a request and each had seen its first token; None if there was no such time."""
+    """While all clients had a request and each had seen its first token; in an open loop, from the end of the
+    first request until the last one was due. None if there was no such time."""
     time_to_first_token_s: Distribution | None
     inter_token_s: Distribution | None
     """The time between two messages of a stream, divided by the tokens in the second one and counted once
@@ -63,11 +72,46 @@ class LoadReport:
     """What passed on the connection, of failed requests too; None if it was not measured."""
     server_cpu_s: float | None
     client_cpu_s: float
+    """Of all load processes."""
+    num_client_processes: int = 1
+    offered_per_s: float | None = None
+    """Requests a second that were due in an open loop."""
+    lateness_s: Distribution | None = None
+    """How long after they were due an open loop's requests were sent, failed ones too. It is part of the
+    latencies."""
 
     @property
     def num_failed(self) -> int:
         """Requests that did not come to their end."""
         return sum(error.num for error in self.errors)
+
+    @property
+    def completed_per_s(self) -> float:
+        """Requests that came to their end, a second of the whole run."""
+        return self.num_completed / self.whole.seconds
+
+    @property
+    def client_busy(self) -> float:
+        """Processors' worth of time that a load process took, on average."""
+        return self.client_cpu_s / self.whole.seconds / self.num_client_processes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know before believing the numbers."""
+        notes = []
+        late = self.lateness_s
+        if late is not None and late.p99 > _LATE_S:
+            notes.append(
+                f"the sender did not keep its schedule: requests left {1000 * late.p50:.1f} ms late in the "
+                f"median, {1000 * late.p99:.1f} ms at the 99th percentile; the latencies count it, so they "
+                "are not the server's alone; use more --processes, or a machine with processors to spare"
+            )
+        if self.client_busy > _BUSY:
+            notes.append(
+                f"a load process was busy {100 * self.client_busy:.0f}% of the time, so what it saw may be "
+                "its own delay; use more --processes"
+            )
+        return tuple(notes)
 
     @classmethod
     def of(
@@ -75,6 +119,7 @@ class LoadReport:
         run: LoadRun,
         *,
         client_cpu_s: float,
+        num_client_processes: int = 1,
         server_cpu_s: float | None = None,
         wire_bytes: ByteCount | None = None,
     ) -> "LoadReport":
@@ -101,17 +146,20 @@ class LoadReport:
                 [gap / weight for gap, weight in zip(gaps, weights, strict=True)], weights
             ),
             message_gap_s=Distribution.of(gaps),
-            end_to_end_s=Distribution.of([r.ended_s - r.began_s for r in done]),
+            end_to_end_s=Distribution.of([r.ended_s - r.counted_from_s for r in done]),
             tokens_per_message=num_tokens / max(len(arrivals), 1),
             message_bytes_per_token=sum(r.num_bytes for r in done) / max(num_tokens, 1),
             wire_bytes=wire_bytes,
             server_cpu_s=server_cpu_s,
             client_cpu_s=client_cpu_s,
+            num_client_processes=num_client_processes,
+            offered_per_s=run.rate_per_s,
+            lateness_s=Distribution.of([r.began_s - r.due_s for r in run.records if r.due_s is not None]),
         )
 
 
 def _first_s(record: RequestRecord) -> float:
-    return record.arrivals[0].at_s - record.began_s
+    return record.arrivals[0].at_s - record.counted_from_s
 
 
 def _gaps(records: Iterable[RequestRecord]) -> tuple[list[float], list[float]]:
@@ -135,11 +183,20 @@ def _rate(records: Iterable[RequestRecord], begin_s: float, end_s: float) -> Rat
 
 
 def _steady(run: LoadRun) -> Rate | None:
+    if run.concurrency is None:
+        begin_s = min(
+            (record.ended_s for record in run.records if record.failure is None), default=run.idle_s
+        )
+        return _rate_between(run, begin_s)
     # The first requests of the clients are those begun first, however they ended.
     first = sorted(run.records, key=lambda record: record.began_s)[: run.concurrency]
     if len(first) < run.concurrency:
         return None
     begin_s = max(record.arrivals[0].at_s if record.arrivals else record.ended_s for record in first)
+    return _rate_between(run, begin_s)
+
+
+def _rate_between(run: LoadRun, begin_s: float) -> Rate | None:
     rate = _rate(run.records, begin_s, run.idle_s) if run.idle_s > begin_s else None
     return rate if rate is not None and rate.num_output_tokens else None
 

@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import math
 import secrets
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,15 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
-from streamsrv.cli.server_flags import add_server_flag
+from streamsrv.cli.server_flags import (
+    add_api_key_flag,
+    add_server_flag,
+    add_tls_flags,
+    api_key_of,
+    credentials_of,
+)
 from streamsrv.config import Address
 from streamsrv.errors import SettingsError
 
 if TYPE_CHECKING:
-    from streamsrv.bench.load import LoadPlan, RequestRecord
-    from streamsrv.bench.measure import Measured, RequestShape
+    from streamsrv.bench.endpoint import Endpoint
+    from streamsrv.bench.load_messages import Plan, Progress
+    from streamsrv.bench.measure import Measured
+    from streamsrv.bench.workload import Workload
 
 _MAX_UINT32 = 2**32 - 1
+_MAX_PROCESSES = 64
+_MAX_RATE = 1e6
+_DEFAULT_CONCURRENCY = "8"
+_DEFAULT_OPEN_S = 20.0
+_LENGTHS = "N, a range N-M, or lognormal:MEDIAN:SIGMA[:N-M]"
 
 
 def add_command(commands: Any) -> None:  # argparse's own type for it is private
@@ -26,128 +41,234 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
     bench = commands.add_parser(
         "bench",
         help="put load on a running server and report what it brings",
-        description="Put load on a running server: each of N clients sends its next request when its last "
-        "one has ended. Prompts are all different and of an exact length in tokens; outputs are greedy and "
-        "of an exact length, too. Prints latencies, tokens/s, bytes and processor time.",
+        description="Put load on a running server from processes of its own, and print latencies, tokens/s, "
+        "errors, bytes and processor time. In a closed loop (--concurrency) each of N clients sends its next "
+        "request when its last one has ended. In an open loop (--rate) requests are due at random moments, "
+        "drawn before the first is sent; each goes out when it is due, whatever has not ended, and its "
+        "latencies count from there, so that a server that stands still is not spared the requests that it "
+        "would have had. Lists, as in --concurrency 1,8,32, are run one after the other. Outputs are greedy "
+        "and of an exact length.",
+        epilog="The texts of --set and of the default prompts were written for this project .",
     )
     add_server_flag(bench)
-    add = bench.add_argument
-    add("--model", default="", metavar="NAME", help="a name from the server's list; default: its first")
-    add("--concurrency", type=int, default=8, metavar="N", help="clients (default: 8)")
-    until = bench.add_mutually_exclusive_group()
-    until.add_argument(
-        "--requests", type=int, metavar="N", help="requests in all; default: four for each client"
+    _add_load_flags(bench)
+    _add_request_flags(bench)
+    report = bench.add_argument_group("the report")
+    report.add_argument(
+        "--server-pid",
+        type=int,
+        metavar="PID",
+        help="measure this process's time; default: the one that listens at --server, if that is here",
     )
-    until.add_argument("--duration", type=float, metavar="S", help="begin requests for so many seconds")
-    add("--warmup", type=int, default=0, metavar="N", help="requests before those that count (default: 0)")
-    prompts = bench.add_mutually_exclusive_group()
-    prompts.add_argument(
-        "--prompt-tokens", type=int, default=200, metavar="N", help="length of the prompts (default: 200)"
+    report.add_argument("--json", action="store_true", help="print one JSON object a line, one for each load")
+    report.add_argument(
+        "--plot",
+        type=Path,
+        metavar="FILE.svg",
+        help="draw latency and throughput against load; needs matplotlib: pip install 'streamsrv[bench]'",
     )
-    prompts.add_argument(
-        "--prompts", type=Path, metavar="FILE", help="send the lines of a text file in turn, whole, instead"
-    )
-    add("--max-tokens", type=int, default=64, metavar="N", help="tokens to generate (default: 64)")
-    add("--seed", type=int, metavar="N", help="chooses the prompts; default: new ones each time")
-    add("--plain", action="store_true", help="do not accept zstd")
-    add("--max-tokens-per-chunk", type=int, metavar="N", help="most tokens in a message")
-    add("--min-chunk-interval-ms", type=int, metavar="N", help="least time between messages")
-    add("--wire", action="store_true", help="count the bytes on the connection, through a relay")
-    add("--server-pid", type=int, metavar="PID", help="measure this process's time, if it runs here")
-    add("--json", action="store_true", help="print one JSON object")
+    add_tls_flags(bench)
+    add_api_key_flag(bench)
     bench.set_defaults(command=_bench)
 
 
-def _bench(arguments: argparse.Namespace) -> None:
-    from streamsrv.bench.report_format import as_lines, as_object
+def _add_load_flags(bench: argparse.ArgumentParser) -> None:
+    group = bench.add_argument_group("the load")
+    kind = group.add_mutually_exclusive_group()
+    kind.add_argument("--concurrency", metavar="N[,N...]", help="closed loop of N clients (default: 8)")
+    kind.add_argument("--rate", metavar="R[,R...]", help="open loop: R requests a second, Poisson arrivals")
+    until = group.add_mutually_exclusive_group()
+    until.add_argument(
+        "--requests",
+        type=int,
+        metavar="N",
+        help="requests of each load; default: four for each client, and in an open loop --duration "
+        f"{_DEFAULT_OPEN_S:g}",
+    )
+    until.add_argument("--duration", type=float, metavar="S", help="begin requests for so many seconds")
+    add = group.add_argument
+    add("--warmup", type=int, default=0, metavar="N", help="requests before each load (default: 0)")
+    add(
+        "--processes",
+        type=int,
+        default=1,
+        metavar="P",
+        help="share the load between P processes with a connection each (default: 1)",
+    )
+    add("--seed", type=int, metavar="N", help="chooses prompts, lengths and arrivals; default: new each time")
 
-    address = Address.parse(arguments.server, "--server")
-    plan, shape = _plan(arguments), _shape(arguments)
-    _at_least("--warmup", arguments.warmup, 0)
-    with _progress(plan) as on_record:
-        measured = uvloop.run(_measure(arguments, address, plan, shape, on_record))
-    if arguments.json:
-        print(json.dumps(as_object(measured)))
-    else:
-        print("\n".join(as_lines(measured)))
+
+def _add_request_flags(bench: argparse.ArgumentParser) -> None:
+    group = bench.add_argument_group("the requests")
+    add = group.add_argument
+    add("--model", default="", metavar="NAME", help="a name from the server's list; default: its first")
+    prompts = group.add_mutually_exclusive_group()
+    prompts.add_argument(
+        "--prompt-tokens",
+        default="200",
+        metavar="LENGTHS",
+        help=f"prompts of exact lengths, no two alike: {_LENGTHS} (default: 200)",
+    )
+    prompts.add_argument(
+        "--set",
+        choices=("chat", "document", "shared", "code"),
+        help="shipped prompts instead: short chats, questions about long documents, questions behind one "
+        "long system prompt, questions about code",
+    )
+    prompts.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="send the lines of a file in turn, whole, instead; in a *.jsonl each is a string, "
+        '{"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}',
+    )
+    add(
+        "--max-tokens",
+        default="64",
+        metavar="LENGTHS",
+        help=f"tokens to generate: {_LENGTHS} (default: 64)",
+    )
+    add("--plain", action="store_true", help="do not accept zstd")
+    add("--max-tokens-per-chunk", type=int, metavar="N", help="most tokens in a message")
+    add("--min-chunk-interval-ms", type=int, metavar="N", help="least time between messages")
+
+
+def _bench(arguments: argparse.Namespace) -> None:
+    from streamsrv.bench.plot import check_plot, write_plot
+    from streamsrv.bench.report_format import summary_lines
+
+    endpoint, plans, workload = _endpoint(arguments), _plans(arguments), _workload(arguments)
+    _within("--warmup", arguments.warmup, 0, _MAX_UINT32)
+    _within("--processes", arguments.processes, 1, _MAX_PROCESSES)
+    if arguments.seed is not None:
+        _within("--seed", arguments.seed, 0, 2**63 - 1)
+    if arguments.plot is not None:
+        check_plot(arguments.plot)
+    list_ = uvloop.run(_measure(arguments, endpoint, plans, workload))
+    if len(list_) > 1 and not arguments.json:
+        print("\n".join(summary_lines(list_)))
+    if arguments.plot is not None:
+        write_plot(list_, arguments.plot)
+        print(f"the plot is in {arguments.plot}", file=sys.stderr)
 
 
 async def _measure(
-    arguments: argparse.Namespace,
-    address: Address,
-    plan: "LoadPlan",
-    shape: "RequestShape",
-    on_record: "Callable[[RequestRecord], None]",
-) -> "Measured":
-    from streamsrv.bench.measure import measure
+    arguments: argparse.Namespace, endpoint: "Endpoint", plans: "list[Plan]", workload: "Workload"
+) -> "list[Measured]":
+    """Run the loads and print each one's report as it is there."""
+    from streamsrv.bench.measure import bench
+    from streamsrv.bench.report_format import as_lines, as_object
 
-    return await measure(
-        address,
-        plan,
-        shape,
+    list_ = []
+    async with bench(
+        endpoint,
+        workload,
         seed=secrets.randbits(32) if arguments.seed is None else arguments.seed,
-        num_warmup=arguments.warmup,
-        count_wire=arguments.wire,
+        num_processes=arguments.processes,
         server_pid=arguments.server_pid,
-        on_record=on_record,
-    )
+    ) as running:
+        for plan in plans:
+            with _progress(plan) as on_progress:
+                measured = await running.run(plan, num_warmup=arguments.warmup, on_progress=on_progress)
+            list_.append(measured)
+            if arguments.json:
+                print(json.dumps(as_object(measured)), flush=True)
+            else:
+                print("\n".join(as_lines(measured)), end="\n\n" if len(plans) > 1 else "\n", flush=True)
+    return list_
 
 
-def _plan(arguments: argparse.Namespace) -> "LoadPlan":
+def _endpoint(arguments: argparse.Namespace) -> "Endpoint":
+    from streamsrv.bench.endpoint import Endpoint
+    from streamsrv.tls import KeyPair
+
+    address = Address.parse(arguments.server, "--server")
+    tls = credentials_of(arguments) is not None  # which checks the files, too
+    pair = KeyPair(arguments.tls_cert, arguments.tls_key) if arguments.tls_cert else None
+    return Endpoint(address, tls=tls, ca=arguments.tls_ca, pair=pair, api_key=api_key_of(arguments))
+
+
+def _plans(arguments: argparse.Namespace) -> "list[Plan]":
     from streamsrv.bench.load import LoadPlan
+    from streamsrv.bench.schedule import OpenPlan
 
-    _at_least("--concurrency", arguments.concurrency, 1)
-    if arguments.duration is not None:
-        if not 0 < arguments.duration < float("inf"):
-            raise SettingsError(f"--duration is {arguments.duration}; it must be a number of seconds above 0")
-        return LoadPlan(arguments.concurrency, duration_s=arguments.duration)
-    num_requests = 4 * arguments.concurrency if arguments.requests is None else arguments.requests
-    _at_least("--requests", num_requests, 1)
-    return LoadPlan(min(arguments.concurrency, num_requests), num_requests=num_requests)
+    num_requests, duration_s = arguments.requests, arguments.duration
+    if duration_s is not None and not 0 < duration_s < math.inf:
+        raise SettingsError(f"--duration is {duration_s}; it must be a number of seconds above 0")
+    if num_requests is not None:
+        _within("--requests", num_requests, 1, _MAX_UINT32)
+    if arguments.rate is not None:
+        if num_requests is None and duration_s is None:
+            duration_s = _DEFAULT_OPEN_S
+        rates = [_rate(text) for text in arguments.rate.split(",")]
+        return [OpenPlan(rate, num_requests, duration_s) for rate in rates]
+    plans: list[Plan] = []
+    for text in (arguments.concurrency or _DEFAULT_CONCURRENCY).split(","):
+        concurrency = _concurrency(text)
+        if duration_s is not None:
+            plans.append(LoadPlan(concurrency, duration_s=duration_s))
+        else:
+            count = 4 * concurrency if num_requests is None else num_requests
+            plans.append(LoadPlan(min(concurrency, count), num_requests=count))
+    return plans
 
 
-def _shape(arguments: argparse.Namespace) -> "RequestShape":
-    from streamsrv.bench.measure import RequestShape
+def _concurrency(text: str) -> int:
+    try:
+        concurrency = int(text)
+    except ValueError:
+        raise SettingsError(
+            f"--concurrency has {text!r}; it must be a whole number, or several as in 1,8,32"
+        ) from None
+    _within("--concurrency", concurrency, 1, _MAX_UINT32)
+    return concurrency
 
-    _at_least("--prompt-tokens", arguments.prompt_tokens, 1)
-    _at_least("--max-tokens", arguments.max_tokens, 1)
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = math.nan
+    if not 0 < rate <= _MAX_RATE:
+        raise SettingsError(
+            f"--rate has {text!r}; it must be a number of requests a second above 0, or several as in 1,2,4"
+        )
+    return rate
+
+
+def _workload(arguments: argparse.Namespace) -> "Workload":
+    from streamsrv.bench.lengths import parse_lengths
+    from streamsrv.bench.prompt_file import read_prompts
+    from streamsrv.bench.prompt_sets import PromptSet
+    from streamsrv.bench.workload import RequestShape, Workload
+
     for flag, value, least in (
         ("--max-tokens-per-chunk", arguments.max_tokens_per_chunk, 1),
         ("--min-chunk-interval-ms", arguments.min_chunk_interval_ms, 0),
     ):
         if value is not None:
-            _at_least(flag, value, least)
-    return RequestShape(
-        num_prompt_tokens=arguments.prompt_tokens,
-        prompts=None if arguments.prompts is None else _read_prompts(arguments.prompts),
-        max_tokens=arguments.max_tokens,
-        model=arguments.model,
-        zstd=not arguments.plain,
-        max_tokens_per_chunk=arguments.max_tokens_per_chunk,
-        min_chunk_interval_ms=arguments.min_chunk_interval_ms,
+            _within(flag, value, least, _MAX_UINT32)
+    return Workload(
+        shape=RequestShape(
+            model=arguments.model,
+            zstd=not arguments.plain,
+            max_tokens_per_chunk=arguments.max_tokens_per_chunk,
+            min_chunk_interval_ms=arguments.min_chunk_interval_ms,
+        ),
+        prompt_lengths=parse_lengths(arguments.prompt_tokens, "--prompt-tokens"),
+        output_lengths=parse_lengths(arguments.max_tokens, "--max-tokens"),
+        prompts=None if arguments.prompts is None else read_prompts(arguments.prompts, "--prompts"),
+        prompt_set=None if arguments.set is None else PromptSet(arguments.set),
     )
 
 
-def _at_least(flag: str, value: int, least: int) -> None:
-    if not least <= value <= _MAX_UINT32:
-        raise SettingsError(f"{flag} is {value}; it must be a whole number from {least} to {_MAX_UINT32}")
-
-
-def _read_prompts(path: Path) -> tuple[str, ...]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise SettingsError(f"cannot read --prompts {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"--prompts {path} is not UTF-8 text (at byte {error.start})") from None
-    prompts = tuple(line for line in lines if line.strip())
-    if not prompts:
-        raise SettingsError(f"--prompts {path} has no line with text; give one prompt a line")
-    return prompts
+def _within(flag: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise SettingsError(f"{flag} is {value}; it must be a whole number from {least} to {most}")
 
 
 @contextmanager
-def _progress(plan: "LoadPlan") -> "Iterator[Callable[[RequestRecord], None]]":
+def _progress(plan: "Plan") -> "Iterator[Callable[[Progress], None]]":
     """Show on a terminal how far a run is. On standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -163,13 +284,13 @@ def _progress(plan: "LoadPlan") -> "Iterator[Callable[[RequestRecord], None]]":
     ) as bars:
         task = bars.add_task("", total=plan.num_requests, tokens=0, failed=0)
 
-        def on_record(record: "RequestRecord") -> None:
+        def on_progress(progress: Any) -> None:
             fields = bars.tasks[task].fields
             bars.update(
                 task,
-                advance=1,
-                tokens=fields["tokens"] + record.num_tokens,
-                failed=fields["failed"] + (record.failure is not None),
+                advance=progress.num_requests,
+                tokens=fields["tokens"] + progress.num_tokens,
+                failed=fields["failed"] + progress.num_failed,
             )
 
-        yield on_record
+        yield on_progress

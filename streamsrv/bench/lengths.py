@@ -1,0 +1,115 @@
+"""How long prompts and outputs are: one length, or a distribution of lengths."""
+
+import math
+import random
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from streamsrv.errors import SettingsError
+
+MAX_LENGTH = 2**32 - 1
+_FORMS = (
+    "one number (200), a range in which all are alike probable (50-400), or lognormal:MEDIAN:SIGMA with a "
+    "range of its own if need be (lognormal:200:0.6 or lognormal:200:0.6:16-2000)"
+)
+_NUMBER = re.compile(r"\d+")
+_RANGE = re.compile(r"(\d+)-(\d+)")
+
+
+class Lengths(Protocol):
+    """Lengths in tokens, each at least 1."""
+
+    def draw(self, generator: random.Random) -> int:
+        """Draw one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """Always the same."""
+
+    num_tokens: int
+
+    def draw(self, generator: random.Random) -> int:  # noqa: ARG002 (the others draw)
+        """Give the one that there is."""
+        return self.num_tokens
+
+    def __str__(self) -> str:
+        return str(self.num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Each whole number of a range with the same probability, both ends included."""
+
+    least: int
+    most: int
+
+    def draw(self, generator: random.Random) -> int:
+        """Draw one."""
+        return generator.randint(self.least, self.most)
+
+    def __str__(self) -> str:
+        return f"{self.least}-{self.most}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogNormal:
+    """Rounded values whose logarithm is normal: many short ones and a few long ones, as real ones are."""
+
+    median: int
+    sigma: float
+    """Standard deviation of the natural logarithm."""
+    least: int = 1
+    most: int = MAX_LENGTH
+    """What is drawn beyond `least` or `most` is taken as that bound."""
+
+    def draw(self, generator: random.Random) -> int:
+        """Draw one."""
+        exponent = min(generator.gauss(0.0, self.sigma), 700.0)  # beyond it, floats have no exponential
+        return min(max(round(min(self.median * math.exp(exponent), self.most)), self.least), self.most)
+
+    def __str__(self) -> str:
+        bounds = "" if (self.least, self.most) == (1, MAX_LENGTH) else f":{self.least}-{self.most}"
+        return f"lognormal:{self.median}:{self.sigma:g}{bounds}"
+
+
+def parse_lengths(text: str, name: str) -> Lengths:
+    """Read what a flag called `name` says.
+
+    Raises:
+        SettingsError: it is of no form that is known, or a number is out of its range.
+    """
+    if _NUMBER.fullmatch(text):
+        return Fixed(_length(int(text), text, name))
+    if found := _RANGE.fullmatch(text):
+        return Uniform(*_range(found, text, name))
+    kind, *parts = text.split(":")
+    if kind != "lognormal" or len(parts) not in (2, 3) or not _NUMBER.fullmatch(parts[0]):
+        raise SettingsError(f"{name} is {text}; it must be {_FORMS}")
+    try:
+        sigma = float(parts[1])
+    except ValueError:
+        sigma = math.nan
+    if not 0 <= sigma <= 10:
+        raise SettingsError(f"{name} is {text}; its sigma must be a number from 0 to 10")
+    median = _length(int(parts[0]), text, name)
+    if len(parts) == 2:
+        return LogNormal(median, sigma)
+    found = _RANGE.fullmatch(parts[2])
+    if not found:
+        raise SettingsError(f"{name} is {text}; its range must be as 16-2000 is")
+    return LogNormal(median, sigma, *_range(found, text, name))
+
+
+def _range(found: re.Match[str], text: str, name: str) -> tuple[int, int]:
+    least, most = (_length(int(number), text, name) for number in found.groups())
+    if least > most:
+        raise SettingsError(f"{name} is {text}; the first number of a range must not be above the second")
+    return least, most
+
+
+def _length(number: int, text: str, name: str) -> int:
+    if not 1 <= number <= MAX_LENGTH:
+        raise SettingsError(f"{name} is {text}; a length must be a whole number from 1 to {MAX_LENGTH}")
+    return number

@@ -1,0 +1,43 @@
+"""An open loop: each request is sent when it is due, however many have not ended."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from streamsrv.bench.load import LoadRun, RequestRecord, send_one
+from streamsrv.client import Client
+from streamsrv.v1 import inference_pb2 as pb
+
+
+async def run_open_loop(
+    client: Client,
+    make_request: Callable[[int], pb.GenerateRequest],
+    due_s: Seq[float],
+    *,
+    begin_s: float,
+    rate_per_s: float,
+    on_record: Callable[[RequestRecord], None] = lambda _record: None,
+) -> LoadRun:
+    """Send request i at `begin_s + due_s[i]` of `time.perf_counter`, over one connection.
+
+    Each record knows when its request was due, and all its latencies count from there: what a server or this
+    sender delays is measured and not left out. A sender that is late sends at once, one after the other.
+    """
+    records: list[RequestRecord] = []
+
+    async def send(request: pb.GenerateRequest, at_s: float) -> None:
+        record, _ = await send_one(client, request, due_s=at_s)
+        records.append(record)
+        on_record(record)
+
+    async with asyncio.TaskGroup() as requests:
+        for number, offset_s in enumerate(due_s):
+            request = make_request(number)  # before it is due
+            at_s = begin_s + offset_s
+            # Also where nothing is left to wait: what was created runs when this task waits.
+            await asyncio.sleep(max(at_s - time.perf_counter(), 0.0))
+            requests.create_task(send(request, at_s))
+    last_due_s = begin_s + (due_s[-1] if len(due_s) else 0.0)
+    ended_s = max((record.ended_s for record in records), default=begin_s)
+    return LoadRun(None, begin_s, ended_s, last_due_s, tuple(records), rate_per_s)
