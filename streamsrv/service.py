@@ -16,7 +16,6 @@ from streamsrv.auth import caller_of
 from streamsrv.call import DISCONNECTED, Call, CallKind, CallObserver
 from streamsrv.chunks import CODEC_TO_PB, ChunkEncoder, ChunkTotals, most_tokens
 from streamsrv.errors import (
-    ConsumerStalledError,
     DeadlinePassedError,
     FieldViolation,
     InvalidRequestError,
@@ -30,6 +29,7 @@ from streamsrv.parsing import check_token_ids, encode_prompt, parse_generate, pa
 from streamsrv.pool import CancelOutcome, WorkerPool
 from streamsrv.request import Codec, RequestLimits, StreamOptions
 from streamsrv.served_models import ServedModels
+from streamsrv.stall_watch import StallWatch
 from streamsrv.status import abort, call_ended
 from streamsrv.stream import Caller, Reader, Stream
 from streamsrv.v1 import inference_pb2 as pb
@@ -239,41 +239,40 @@ class InferenceService(InferenceServiceServicer):
             call.stream = stream
             for observer in self._observers:
                 observer.call_accepted(call)
-            await self._write(context, _start(stream, call.position, options.codec, call.model, pool))
-            encoder = ChunkEncoder(stream.stream_id, options.codec, stream.output, self._chunk_totals)
-            most = most_tokens(stream.output)
-            if options.max_tokens_per_chunk is not None:
-                most = min(options.max_tokens_per_chunk, most)
-            interval_s = options.min_chunk_interval_s
-            if interval_s is None:
-                interval_s = self._min_chunk_interval_s
-            while not reader.replaced:
-                position = reader.position
-                elements = reader.take(most)
-                if elements:
-                    if log.isEnabledFor(logging.DEBUG):
-                        log.debug("chunk", extra=fields(_chunk(stream, position, len(elements))))
-                    await self._write(context, encoder.encode(position, elements))
-                    if interval_s and not stream.log.ended:
-                        await _pause(interval_s, reader, changed)
-                elif reader.at_end:
-                    break
-                else:
-                    changed.clear()
-                    await changed.wait()
+            async with StallWatch(self._stall_limit_s) as watch:
+                watch.begin()
+                await context.write(_start(stream, call.position, options.codec, call.model, pool))
+                watch.end()
+                encoder = ChunkEncoder(stream.stream_id, options.codec, stream.output, self._chunk_totals)
+                most = most_tokens(stream.output)
+                if options.max_tokens_per_chunk is not None:
+                    most = min(options.max_tokens_per_chunk, most)
+                interval_s = options.min_chunk_interval_s
+                if interval_s is None:
+                    interval_s = self._min_chunk_interval_s
+                while not reader.replaced:
+                    position = reader.position
+                    elements = reader.take(most)
+                    if elements:
+                        if log.isEnabledFor(logging.DEBUG):
+                            log.debug("chunk", extra=fields(_chunk(stream, position, len(elements))))
+                        message = encoder.encode(position, elements)
+                        watch.begin()
+                        await context.write(message)
+                        watch.end()
+                        if interval_s and not stream.log.ended:
+                            await _pause(interval_s, reader, changed)
+                    elif reader.at_end:
+                        break
+                    else:
+                        changed.clear()
+                        await changed.wait()
         finally:
             pool.release(reader)
         if reader.replaced:
             raise ReaderReplacedError
         if stream.log.error is not None:
             raise stream.log.error
-
-    async def _write(self, context: Context, message: pb.GenerateResponse) -> None:
-        try:
-            async with asyncio.timeout(self._stall_limit_s):
-                await context.write(message)
-        except TimeoutError:
-            raise ConsumerStalledError(self._stall_limit_s) from None
 
 
 def _start(stream: Stream, position: int, codec: Codec, model: str, pool: WorkerPool) -> pb.GenerateResponse:
