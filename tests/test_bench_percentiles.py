@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,3 +43,28 @@ def test_a_distribution_weighs_its_mean() -> None:
     assert distribution is not None
     assert distribution.mean == pytest.approx(2.0)
     assert (distribution.p50, distribution.p90, distribution.max) == (1.0, 4.0, 4.0)
+
+
+@given(
+    st.lists(st.tuples(finite, st.integers(1, 9)), min_size=1, max_size=60),
+    st.floats(0, 100),
+)
+def test_percentiles_are_those_of_numpy(pairs: list[tuple[float, int]], percent: float) -> None:
+    values, weights = [value for value, _ in pairs], [float(times) for _, times in pairs]
+    repeated = np.repeat(values, [times for _, times in pairs])
+    # NumPy's own product is rounded, too: next to a whole rank, either neighbour is right.
+    allowed = {
+        float(np.percentile(repeated, min(max(percent + shift, 0), 100), method="inverted_cdf"))
+        for shift in (-1e-9, 0, 1e-9)
+    }
+    assert percentiles(values, (percent,), weights)[0] in allowed
+
+
+@given(st.lists(finite, min_size=1, max_size=60))
+def test_a_distribution_is_that_of_numpy(values: list[float]) -> None:
+    distribution = Distribution.of(values)
+    assert distribution is not None
+    assert distribution.mean == pytest.approx(float(np.mean(values)))
+    assert distribution.max == max(values)
+    for percent, found in ((50, distribution.p50), (90, distribution.p90), (99, distribution.p99)):
+        assert found == float(np.percentile(values, percent, method="inverted_cdf"))

@@ -6,10 +6,16 @@ from streamsrv.bench.report import LoadReport
 
 
 def record(
-    began_s: float, arrivals: list[tuple[float, int]], failure: Failure | None = None, num_bytes: int = 0
+    began_s: float,
+    arrivals: list[tuple[float, int]],
+    failure: Failure | None = None,
+    num_bytes: int = 0,
+    due_s: float | None = None,
 ) -> RequestRecord:
     ended_s = arrivals[-1][0] if arrivals else began_s
-    return RequestRecord(began_s, ended_s, 10, tuple(Arrival(*a) for a in arrivals), num_bytes, failure)
+    return RequestRecord(
+        began_s, ended_s, 10, tuple(Arrival(*a) for a in arrivals), num_bytes, failure, due_s
+    )
 
 
 def run(*records: RequestRecord, concurrency: int, idle_s: float) -> LoadRun:
@@ -74,3 +80,58 @@ def test_a_run_in_which_all_requests_failed_says_why() -> None:
     lost = record(0.0, [], Failure("UNAVAILABLE", "UNAVAILABLE: gone"))
     with pytest.raises(BenchError, match="not one of 1 requests came to its end; UNAVAILABLE: gone"):
         LoadReport.of(run(lost, concurrency=1, idle_s=0.0), client_cpu_s=0.0)
+
+
+def open_run(*records: RequestRecord, last_due_s: float) -> LoadRun:
+    return LoadRun(None, 0.0, max(r.ended_s for r in records), last_due_s, records, rate_per_s=2.0)
+
+
+def test_latencies_of_an_open_loop_count_from_when_a_request_was_due() -> None:
+    late = record(1.5, [(2.0, 1), (2.5, 1)], due_s=1.0)
+    report = LoadReport.of(open_run(late, last_due_s=1.0), client_cpu_s=0.0)
+    assert report.time_to_first_token_s is not None
+    assert report.end_to_end_s is not None
+    assert report.lateness_s is not None
+    assert (report.time_to_first_token_s.max, report.end_to_end_s.max) == (1.0, 1.5)
+    assert report.lateness_s.max == 0.5
+    assert report.offered_per_s == 2.0
+    assert report.completed_per_s == pytest.approx(1 / 2.5)
+
+
+def test_a_sender_that_is_late_says_so_and_one_that_is_not_says_nothing() -> None:
+    late, in_time = (record(began_s, [(9.0, 1)], due_s=1.0) for began_s in (1.02, 1.001))
+    (note,) = LoadReport.of(open_run(late, last_due_s=1.0), client_cpu_s=0.0).notes
+    assert "did not keep its schedule: requests left 20.0 ms late in the median" in note
+    assert LoadReport.of(open_run(in_time, last_due_s=1.0), client_cpu_s=0.0).notes == ()
+
+
+def test_requests_that_failed_late_were_late_too() -> None:
+    done = record(1.0, [(2.0, 1)], due_s=1.0)
+    refused = record(3.0, [], Failure("UNAVAILABLE", "gone"), due_s=1.5)
+    report = LoadReport.of(open_run(done, refused, last_due_s=1.5), client_cpu_s=0.0)
+    assert report.lateness_s is not None
+    assert report.lateness_s.max == 1.5
+
+
+def test_a_load_process_without_time_to_spare_says_so() -> None:
+    one = record(0.0, [(1.0, 1), (10.0, 1)])
+    busy = LoadReport.of(run(one, concurrency=1, idle_s=1.0), client_cpu_s=18.0, num_client_processes=2)
+    idle = LoadReport.of(run(one, concurrency=1, idle_s=1.0), client_cpu_s=16.0, num_client_processes=2)
+    assert [("busy 90% of the time" in note) for note in busy.notes] == [True]
+    assert idle.notes == ()
+
+
+def test_the_steady_part_of_an_open_loop_lies_between_the_first_end_and_the_last_due_time() -> None:
+    records = [record(t, [(t + 1.0, 1), (t + 2.0, 1)], due_s=t) for t in (0.0, 1.5, 4.0)]
+    report = LoadReport.of(open_run(*records, last_due_s=4.0), client_cpu_s=0.0)
+    assert report.steady is not None
+    assert (report.steady.seconds, report.steady.num_output_tokens) == (2.0, 2)
+    assert report.whole.num_output_tokens == 6
+
+
+def test_shares_of_a_load_are_joined_in_the_order_of_their_ends() -> None:
+    one, two = record(0.0, [(3.0, 1)]), record(0.5, [(2.0, 1)])
+    closed = LoadRun.merged([LoadRun(2, 0.0, 3.0, 2.5, (one,)), LoadRun(1, 0.5, 2.0, 1.5, (two,))])
+    assert closed == LoadRun(3, 0.0, 3.0, 1.5, (two, one))
+    opened = LoadRun.merged([LoadRun(None, 0.0, 3.0, 2.5, (), 2.0), LoadRun(None, 0.0, 2.0, 1.5, (), 2.0)])
+    assert opened == LoadRun(None, 0.0, 3.0, 2.5, (), 2.0)

@@ -12,6 +12,7 @@ from streamsrv.bench.prompts import shipped_text
 from streamsrv.client import ChatMessages
 
 _LEAST_PARAGRAPHS, _MOST_PARAGRAPHS = 10, 18
+_MOST_PIECES = 4
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _NAMES = (
     *("Ada", "Bruno", "Clara", "Dilip", "Elena", "Farid", "Greta", "Hamid", "Ines", "Jonas", "Kofi", "Lena"),
@@ -29,7 +30,7 @@ class PromptSet(Enum):
     SHARED = "shared"
     """Questions behind one long system prompt, the same for all."""
     CODE = "code"
-    """Questions about pieces of code in seven languages."""
+    """Questions about one to four pieces of code, in seven languages."""
 
     def make(self, seed: int, index: int) -> ChatMessages:
         """Make chat `index`, counted from 0; the same for the same seed.
@@ -64,9 +65,10 @@ def _shared(data: dict[str, Any], seed: int, index: int, generator: random.Rando
 
 
 def _code(data: dict[str, Any], seed: int, index: int, generator: random.Random) -> ChatMessages:
-    piece = _in_turn(data["pieces"], seed, index)
-    task = generator.choice(data["tasks"])
-    return [("system", f"{_moment(generator)} {data['system']}"), ("user", f"{task}\n\n{piece.strip()}")]
+    pieces = generator.sample(data["pieces"], generator.randint(1, _MOST_PIECES))
+    code = "\n\n".join(piece.strip() for piece in pieces)
+    task = _in_turn(data["tasks"], seed, index)
+    return [("system", f"{_moment(generator)} {data['system']}"), ("user", f"{task}\n\n{code}")]
 
 
 _MAKERS: dict[PromptSet, Callable[[dict[str, Any], int, int, random.Random], ChatMessages]] = {

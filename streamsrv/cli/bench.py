@@ -48,7 +48,7 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
         "latencies count from there, so that a server that stands still is not spared the requests that it "
         "would have had. Lists, as in --concurrency 1,8,32, are run one after the other. Outputs are greedy "
         "and of an exact length.",
-        epilog="The texts of --set and of the default prompts were written for this project .",
+        epilog="The texts of --set and of the default prompts were written for this project.",
     )
     add_server_flag(bench)
     _add_load_flags(bench)
