@@ -4,6 +4,7 @@ It reads messages of `load_messages` from standard input, does one after the oth
 """
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -119,6 +120,7 @@ async def _run(
         )
     cpu_s, wire = cpu.seconds() - cpu_before_s, SocketBytes.now(port).since(wire_before)
     reporter.flush()
+    gc.unfreeze()
     return Done(run, cpu_s, wire)
 
 
@@ -141,6 +143,9 @@ class _Reporter:
             self.flush()
 
     def flush(self) -> None:
+        # What is kept for the report must not be looked through by the collector again and again: with
+        # 10,000 requests of 64 tokens it stood still for 200 ms, and so did every stream.
+        gc.freeze()
         self._write(Progress(*self._counts))
         self._counts = (0, 0, 0)
         self._told_s = time.perf_counter()

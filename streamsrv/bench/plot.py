@@ -46,7 +46,7 @@ def write_plot(list_: Seq[Measured], path: Path) -> None:
     loads = [measured.load for measured in runs]
     # Text stays text, and equal numbers make equal files.
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "streamsrv", "font.size": 9.0}):
-        figure = Figure(figsize=(10.0, 4.2), layout="constrained")
+        figure = Figure(figsize=(10.0, 4.8), layout="constrained")
         latency, throughput = figure.subplots(1, 2)
         for name, colour, distribution_of in _LATENCIES:
             distributions = [distribution_of(measured.report) for measured in runs]
@@ -59,6 +59,8 @@ def write_plot(list_: Seq[Measured], path: Path) -> None:
         throughput.plot(loads, [rate.prompt_tokens_per_s for rate in rates], "--", marker="o", label="prompt")
         throughput.set(title="Throughput", ylabel="tokens a second")
         throughput.set_ylim(bottom=0)
+        throughput.legend(fontsize=8.0)
+        figure.legend(*latency.get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=8.0)
         for axes in (latency, throughput):
             axes.set_xlabel(load_name)
             if loads[-1] > 8 * loads[0]:
@@ -66,7 +68,6 @@ def write_plot(list_: Seq[Measured], path: Path) -> None:
             axes.set_xticks(loads, [f"{load:g}" for load in loads])
             axes.set_xticks([], minor=True)
             axes.grid(visible=True, alpha=0.3)
-            axes.legend(fontsize=7.0)
         first = runs[0]
         figure.suptitle(f"engine {first.engine}, streamsrv {first.version}, seed {first.seed}", fontsize=9.0)
         try:
