@@ -20,6 +20,7 @@ import uvloop
 from engines.api import StreamsrvError
 from streamsrv.bench.errors import BenchError
 from streamsrv.bench.frontend.load import INSTALL, find_h2load
+from streamsrv.bench.frontend.profile_section import profile_sections
 from streamsrv.bench.frontend.rig import MAX_TOKENS, MOST_STREAMS, Cores, running_rig
 from streamsrv.bench.frontend.rounds import Samples, measure_rounds
 from streamsrv.bench.frontend.sse_server import parser as sse_parser
@@ -60,6 +61,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rounds", type=_positive, metavar="N", help="interleaved rounds (default: 5)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample to FILE as well")
+    parser.add_argument(
+        "--profile", action="store_true", help="show where our server's time goes instead, with 256 streams"
+    )
     return parser.parse_args()
 
 
@@ -86,6 +90,9 @@ async def _measure(arguments: argparse.Namespace) -> None:
     if h2load is None:
         _say(f"h2load is not installed ({INSTALL}); a small client of our own puts the load")
     print(f"{describe_machine()} At the start: {describe_load()}.\n", flush=True)
+    if arguments.profile:
+        print(await profile_sections(cores, h2load, _say), flush=True)
+        return
     measured: dict[int, Samples] = {}
     async with running_rig(cores, h2load) as rig:
         for num_streams in streams:

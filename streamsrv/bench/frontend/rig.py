@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 
 from streamsrv.bench.cpu_time import CpuClock
 from streamsrv.bench.errors import BenchError
@@ -105,16 +106,30 @@ class Rig:
         """
         clock, is_ours = self._clocks[variant.server], variant.server is Server.OURS
         num_before = await self._num_sent() if is_ours else 0
+        threads_before_s = self._other_threads(variant.server)
         cpu_before_s = clock.seconds()
         counts = await put_load(
             self._target(variant), num_streams, num_requests, core=self._cores.load, h2load=self._h2load
         )
         cpu_s = clock.seconds() - cpu_before_s
+        worker_cpu_s = 0.0
         if is_ours:
+            threads_s = self._other_threads(variant.server)
+            worker_cpu_s = max(s - threads_before_s.get(i, 0.0) for i, s in threads_s.items())
             num_messages = await self._num_sent() - num_before + num_requests  # with a StreamStart each
         else:
             num_messages = num_requests * self._num_messages(variant)
-        return Sample(counts.seconds, num_messages, num_requests * MAX_TOKENS, cpu_s, counts.wire_bytes)
+        num_tokens = num_requests * MAX_TOKENS
+        return Sample(counts.seconds, num_messages, num_tokens, cpu_s, counts.wire_bytes, worker_cpu_s)
+
+    def _other_threads(self, server: Server) -> dict[int, float]:
+        """Processor time of a server's threads but the event loop's, by their ids.
+
+        Of ours the worker's is by far the greatest; the others are grpc's.
+        """
+        pid = self._servers[server].pid
+        threads = psutil.Process(pid).threads()
+        return {t.id: t.user_time + t.system_time for t in threads if t.id != pid}
 
     def _num_messages(self, variant: Variant) -> int:
         if variant.server is Server.BARE:

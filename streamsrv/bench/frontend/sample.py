@@ -17,6 +17,8 @@ class Sample:
     server_cpu_s: float
     """Processor time of the whole server process."""
     wire_bytes: int
+    worker_cpu_s: float = 0.0
+    """Of that, our worker's thread's: the engine, the sampling of tokens, the detokeniser."""
 
     @property
     def messages_per_s(self) -> float:
@@ -37,6 +39,16 @@ class Sample:
     def cpu_us_per_message(self) -> float:
         """The server's processor time for a message, in microseconds."""
         return self.server_cpu_s / self.num_messages * 1e6
+
+    @property
+    def front_us_per_message(self) -> float:
+        """The same without the worker's thread."""
+        return (self.server_cpu_s - self.worker_cpu_s) / self.num_messages * 1e6
+
+    @property
+    def messages_per_core_s(self) -> float:
+        """Messages in a second of the server's processor time."""
+        return self.num_messages / self.server_cpu_s
 
     @property
     def cpu_us_per_token(self) -> float:

@@ -1,0 +1,98 @@
+"""The profile of our server, as a table."""
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from streamsrv.bench.errors import BenchError
+from streamsrv.bench.frontend.process import on_core, pinned_process
+from streamsrv.bench.frontend.profiled import begin_file, end_file, read_profile
+from streamsrv.bench.frontend.rig import SERVE_FLAGS, Cores, Rig
+from streamsrv.bench.frontend.sample import Sample
+from streamsrv.bench.frontend.sampler import Profile
+from streamsrv.bench.frontend.variant import EIGHT, ONE, PACED, Server, Variant
+from streamsrv.bench.suite.markdown import section
+
+NUM_STREAMS = 256
+_MOST_ROWS = 25
+_NAMES = {"MainThread": "event loop", "streamsrv-worker": "worker"}
+_POLLER = "_poll_wrapper"
+
+
+def thread_name(name: str) -> str:
+    """Name a thread by what it does."""
+    return "grpc's poller" if _POLLER in name else _NAMES.get(name, name)
+
+
+def profile_rows(profile: Profile, num_tokens: int) -> list[list[str]]:
+    """The threads with their shares, then the loop's functions that took most by themselves."""
+
+    def row(what: str, own_s: float, all_s: float | None = None) -> list[str]:
+        with_called = "" if all_s is None else f"{100 * all_s / profile.total_s:.1f}%"
+        return [what, f"{100 * own_s / profile.total_s:.1f}%", with_called, f"{own_s / num_tokens * 1e6:.2f}"]
+
+    rows = [
+        row(f"**{thread_name(name)}**", seconds)
+        for name, seconds in _most(profile.threads_s)
+        if seconds > profile.total_s / 200
+    ]
+    rows.append(row("**threads outside Python**", profile.native_s))
+    for function, seconds in _most(profile.own_s)[:_MOST_ROWS]:
+        rows.append(row(f"`{function}`", seconds, profile.all_s[function]))
+    return rows
+
+
+def _most(seconds: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(seconds.items(), key=lambda item: -item[1])
+
+
+async def profile_sections(
+    cores: Cores,
+    h2load: str | None,
+    say: Callable[[str], None],
+    variants: Mapping[str, Variant] | None = None,
+) -> str:
+    """Profile one token a message, and with merging.
+
+    Raises:
+        BenchError: the server cannot be started, or a request failed.
+    """
+    sections = []
+    for name, variant in (
+        variants or {"one token a message": ONE, "eight": EIGHT, "each 50 ms": PACED}
+    ).items():
+        say(f"profiling {NUM_STREAMS} streams, {name}")
+        profile, sample = await _profile(cores, h2load, variant)
+        sections.append(
+            section(
+                f"Where the server's time goes: {NUM_STREAMS} streams, {name}",
+                f"{sample.num_tokens:,} tokens in {sample.num_messages:,} messages, "
+                f"{sample.cpu_us_per_token:.1f} us of the server's processor time a token, what sampling "
+                "costs included. First the threads (the worker's has the engine, the sampling of tokens and "
+                "the detokeniser, the event loop's everything else), then the functions of the event loop. A "
+                "function's own time has that of the C code that it calls (grpc, uvloop, protobuf, zstd); "
+                "what is called by none of ours is `Runner.run`'s.",
+                ("thread, or function of the event loop", "own", "with called", "own us a token"),
+                profile_rows(profile, sample.num_tokens),
+            )
+        )
+    return "\n".join(sections)
+
+
+async def _profile(cores: Cores, h2load: str | None, variant: Variant) -> tuple[Profile, Sample]:
+    with tempfile.TemporaryDirectory() as name, on_core(cores.load):
+        path = Path(name) / "profile"
+        command = ("-m", "streamsrv.bench.frontend.profiled", str(path), "serve", *SERVE_FLAGS)
+        says = ("listening on ", "metrics on ")
+        async with pinned_process(cores.server, *command, says=says) as process:
+            rig = Rig({Server.OURS: process}, Path(name), cores, h2load)
+            await rig.run(variant, NUM_STREAMS, NUM_STREAMS)
+            begin_file(path).touch()
+            sample = await rig.run(variant, NUM_STREAMS, 4 * NUM_STREAMS)
+            end_file(path).touch()
+            for _ in range(100):
+                if path.exists():
+                    return read_profile(path), sample
+                await asyncio.sleep(0.1)
+    raise BenchError("the profiled server wrote no profile; does it still run?")
