@@ -1,0 +1,1 @@
+"""streamsrv beside other engines and servers, on the same prompts and processors."""
