@@ -82,13 +82,14 @@ def test_a_run_in_which_all_requests_failed_says_why() -> None:
         LoadReport.of(run(lost, concurrency=1, idle_s=0.0), client_cpu_s=0.0)
 
 
-def open_run(*records: RequestRecord, last_due_s: float) -> LoadRun:
-    return LoadRun(None, 0.0, max(r.ended_s for r in records), last_due_s, records, rate_per_s=2.0)
+def open_run(*records: RequestRecord) -> LoadRun:
+    ended_s = max(r.ended_s for r in records)
+    return LoadRun(None, 0.0, ended_s, ended_s, records, rate_per_s=2.0)
 
 
 def test_latencies_of_an_open_loop_count_from_when_a_request_was_due() -> None:
     late = record(1.5, [(2.0, 1), (2.5, 1)], due_s=1.0)
-    report = LoadReport.of(open_run(late, last_due_s=1.0), client_cpu_s=0.0)
+    report = LoadReport.of(open_run(late), client_cpu_s=0.0)
     assert report.time_to_first_token_s is not None
     assert report.end_to_end_s is not None
     assert report.lateness_s is not None
@@ -100,15 +101,15 @@ def test_latencies_of_an_open_loop_count_from_when_a_request_was_due() -> None:
 
 def test_a_sender_that_is_late_says_so_and_one_that_is_not_says_nothing() -> None:
     late, in_time = (record(began_s, [(9.0, 1)], due_s=1.0) for began_s in (1.02, 1.001))
-    (note,) = LoadReport.of(open_run(late, last_due_s=1.0), client_cpu_s=0.0).notes
+    (note,) = LoadReport.of(open_run(late), client_cpu_s=0.0).notes
     assert "did not keep its schedule: requests left 20.0 ms late in the median" in note
-    assert LoadReport.of(open_run(in_time, last_due_s=1.0), client_cpu_s=0.0).notes == ()
+    assert LoadReport.of(open_run(in_time), client_cpu_s=0.0).notes == ()
 
 
 def test_requests_that_failed_late_were_late_too() -> None:
     done = record(1.0, [(2.0, 1)], due_s=1.0)
     refused = record(3.0, [], Failure("UNAVAILABLE", "gone"), due_s=1.5)
-    report = LoadReport.of(open_run(done, refused, last_due_s=1.5), client_cpu_s=0.0)
+    report = LoadReport.of(open_run(done, refused), client_cpu_s=0.0)
     assert report.lateness_s is not None
     assert report.lateness_s.max == 1.5
 
@@ -121,11 +122,10 @@ def test_a_load_process_without_time_to_spare_says_so() -> None:
     assert idle.notes == ()
 
 
-def test_the_steady_part_of_an_open_loop_lies_between_the_first_end_and_the_last_due_time() -> None:
+def test_an_open_loop_has_no_steady_part() -> None:
     records = [record(t, [(t + 1.0, 1), (t + 2.0, 1)], due_s=t) for t in (0.0, 1.5, 4.0)]
-    report = LoadReport.of(open_run(*records, last_due_s=4.0), client_cpu_s=0.0)
-    assert report.steady is not None
-    assert (report.steady.seconds, report.steady.num_output_tokens) == (2.0, 2)
+    report = LoadReport.of(open_run(*records), client_cpu_s=0.0)
+    assert report.steady is None
     assert report.whole.num_output_tokens == 6
 
 
@@ -133,5 +133,5 @@ def test_shares_of_a_load_are_joined_in_the_order_of_their_ends() -> None:
     one, two = record(0.0, [(3.0, 1)]), record(0.5, [(2.0, 1)])
     closed = LoadRun.merged([LoadRun(2, 0.0, 3.0, 2.5, (one,)), LoadRun(1, 0.5, 2.0, 1.5, (two,))])
     assert closed == LoadRun(3, 0.0, 3.0, 1.5, (two, one))
-    opened = LoadRun.merged([LoadRun(None, 0.0, 3.0, 2.5, (), 2.0), LoadRun(None, 0.0, 2.0, 1.5, (), 2.0)])
-    assert opened == LoadRun(None, 0.0, 3.0, 2.5, (), 2.0)
+    opened = LoadRun.merged([LoadRun(None, 0.0, 3.0, 3.0, (), 2.0), LoadRun(None, 0.0, 2.0, 2.0, (), 2.0)])
+    assert opened == LoadRun(None, 0.0, 3.0, 2.0, (), 2.0)

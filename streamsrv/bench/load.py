@@ -89,7 +89,7 @@ class LoadRun:
     ended_s: float
     idle_s: float
     """When the first client found nothing more to send: until then all of them had a request. In an open
-    loop, when the last request was due."""
+    loop, the end."""
     records: tuple[RequestRecord, ...]
     """In the order of their ends."""
     rate_per_s: float | None = None
@@ -101,13 +101,12 @@ class LoadRun:
         records = sorted(
             (record for run in runs for record in run.records), key=lambda record: record.ended_s
         )
-        is_open = runs[0].concurrency is None
-        idle_s = [run.idle_s for run in runs]
+        counts = [run.concurrency for run in runs if run.concurrency is not None]
         return LoadRun(
-            None if is_open else sum(run.concurrency or 0 for run in runs),
+            sum(counts) if counts else None,
             min(run.began_s for run in runs),
             max(run.ended_s for run in runs),
-            max(idle_s) if is_open else min(idle_s),
+            min(run.idle_s for run in runs),
             tuple(records),
             runs[0].rate_per_s,
         )

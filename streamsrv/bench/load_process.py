@@ -116,6 +116,7 @@ async def _run(
             own_due_s,
             begin_s=command.begin_s,
             rate_per_s=plan.rate_per_s,
+            duration_s=plan.duration_s or 0.0,
             on_record=reporter.add,
         )
     cpu_s, wire = cpu.seconds() - cpu_before_s, SocketBytes.now(port).since(wire_before)

@@ -17,12 +17,14 @@ async def run_open_loop(
     *,
     begin_s: float,
     rate_per_s: float,
+    duration_s: float = 0.0,
     on_record: Callable[[RequestRecord], None] = lambda _record: None,
 ) -> LoadRun:
     """Send request i at `begin_s + due_s[i]` of `time.perf_counter`, over one connection.
 
     Each record knows when its request was due, and all its latencies count from there: what a server or this
     sender delays is measured and not left out. A sender that is late sends at once, one after the other.
+    The run lasts `duration_s` at least, though nothing may be due at its end.
     """
     records: list[RequestRecord] = []
 
@@ -38,6 +40,7 @@ async def run_open_loop(
             # Also where nothing is left to wait: what was created runs when this task waits.
             await asyncio.sleep(max(at_s - time.perf_counter(), 0.0))
             requests.create_task(send(request, at_s))
-    last_due_s = begin_s + (due_s[-1] if len(due_s) else 0.0)
-    ended_s = max((record.ended_s for record in records), default=begin_s)
-    return LoadRun(None, begin_s, ended_s, last_due_s, tuple(records), rate_per_s)
+    end_s = begin_s + duration_s
+    await asyncio.sleep(max(end_s - time.perf_counter(), 0.0))
+    ended_s = max([end_s, *(record.ended_s for record in records)])
+    return LoadRun(None, begin_s, ended_s, ended_s, tuple(records), rate_per_s)

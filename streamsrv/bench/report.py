@@ -54,10 +54,11 @@ class LoadReport:
     num_completed: int
     errors: tuple[ErrorCount, ...]
     whole: Rate
-    """From the first request's beginning to the last one's end."""
+    """From the first request's beginning, or the start of an open loop, to the last one's end or, if that is
+    later, the end of an open loop's time."""
     steady: Rate | None
-    """While all clients had a request and each had seen its first token; in an open loop, from the end of the
-    first request until the last one was due. None if there was no such time."""
+    """While all clients had a request and each had seen its first token; None if there was no such time, and
+    in an open loop, where the tokens that come are those that were asked for."""
     time_to_first_token_s: Distribution | None
     inter_token_s: Distribution | None
     """The time between two messages of a stream, divided by the tokens in the second one and counted once
@@ -184,19 +185,12 @@ def _rate(records: Iterable[RequestRecord], begin_s: float, end_s: float) -> Rat
 
 def _steady(run: LoadRun) -> Rate | None:
     if run.concurrency is None:
-        begin_s = min(
-            (record.ended_s for record in run.records if record.failure is None), default=run.idle_s
-        )
-        return _rate_between(run, begin_s)
+        return None
     # The first requests of the clients are those begun first, however they ended.
     first = sorted(run.records, key=lambda record: record.began_s)[: run.concurrency]
     if len(first) < run.concurrency:
         return None
     begin_s = max(record.arrivals[0].at_s if record.arrivals else record.ended_s for record in first)
-    return _rate_between(run, begin_s)
-
-
-def _rate_between(run: LoadRun, begin_s: float) -> Rate | None:
     rate = _rate(run.records, begin_s, run.idle_s) if run.idle_s > begin_s else None
     return rate if rate is not None and rate.num_output_tokens else None
 

@@ -57,10 +57,8 @@ def as_lines(measured: Measured) -> Iterator[str]:
     if report.steady is not None:
         yield f"{'steady part':<24}{_rate(report.steady)}"
     yield f"{'whole run':<24}{_rate(report.whole)}"
-    if report.offered_per_s is None:
+    if report.steady is not None:
         yield "steady part: all clients had a request, and each had seen its first token"
-    else:
-        yield "steady part: from the end of the first request until the last one was due"
     yield ""
     yield from _costs(report)
 
@@ -82,7 +80,8 @@ def summary_lines(list_: Seq[Measured]) -> Iterator[str]:
             f"{measured.load:<12g}{rate.output_tokens_per_s:>8.0f}{rate.prompt_tokens_per_s:>8.0f}{latencies}"
             f"{report.num_failed:>8}{'  *' if report.notes else ''}"
         )
-    yield "tokens/s: of the steady part, or of the whole run where there was none"
+    if any(measured.report.steady is not None for measured in list_):
+        yield "tokens/s: of the steady part, or of the whole run where there was none"
     if any(measured.report.notes for measured in list_):
         yield "* see the notes of this load"
 

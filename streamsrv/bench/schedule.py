@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-_CHUNK = 1024
+_FIRST_DRAWN = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class OpenPlan:
         if self.num_requests is not None:
             return np.cumsum(generator.standard_exponential(self.num_requests)) / self.rate_per_s
         assert self.duration_s is not None
-        gaps = generator.standard_exponential(_CHUNK)
+        gaps = generator.standard_exponential(_FIRST_DRAWN)
         while gaps.sum() <= self.duration_s * self.rate_per_s:
-            gaps = np.concatenate([gaps, generator.standard_exponential(_CHUNK)])
+            gaps = np.concatenate([gaps, generator.standard_exponential(len(gaps))])
         due_s = np.cumsum(gaps) / self.rate_per_s
         return due_s[due_s < self.duration_s]
