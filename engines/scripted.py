@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engines.api import CacheSpec, EngineError, IntArray, StepBatch, StepResult
 from engines.spec import Family, ModelInfo, ModelSpec, Vocabulary
@@ -174,7 +175,8 @@ class ScriptedContext:
     ) -> None:
         self._cache = cache
         self._script = script_ids
-        self._replies = [*script_ids, eos_token_id]
+        self._replies = np.array([*script_ids, eos_token_id])
+        self._expected = np.array([*script_ids, -1])  # after the whole script nothing goes on with it
         self._fallbacks = _prefix_function(script_ids)
         self._vocab_size = vocab_size
         self._step_s = step_s
@@ -203,44 +205,71 @@ class ScriptedContext:
             first, target = copy.source * self._cache.block_size, copy.target * self._cache.block_size
             for cells in (self._positions, self._states):
                 cells[target : target + copy.num_tokens] = cells[first : first + copy.num_tokens]
-        state_after = np.zeros(batch.num_tokens, np.int32)
-        for b in range(batch.num_sequences):
-            begin, end = batch.query_begins[b : b + 2]
-            cells = self._cells(batch, b)
-            past = int(batch.past_lens[b])
-            if len(cells) < past + end - begin:
-                raise EngineError(
-                    f"sequence {b} has cells for {len(cells)} tokens, needs {past + end - begin}"
-                )
-            if not np.array_equal(self._positions[cells[:past]], np.arange(past)):
-                raise EngineError(f"the cache of sequence {b} does not hold its {past} past tokens")
-            state = int(self._states[cells[past - 1]]) if past else 0
-            for i in range(begin, end):
-                state = self._advance(state, int(batch.token_ids[i]))
-                state_after[i] = state
-            new = cells[past : past + end - begin]
-            self._positions[new] = np.arange(past, past + end - begin)
-            self._states[new] = state_after[begin:end]
+        state_after = self._write(batch)
         rows = batch.logit_rows
         logits = np.full((len(rows), self._vocab_size), _OTHER, np.float32)
         logits[:, self._script[0]] = _SECOND
-        replies = [self._replies[state] for state in state_after[rows]]
-        logits[np.arange(len(rows)), replies] = _CHOSEN
+        logits[np.arange(len(rows)), self._replies[state_after[rows]]] = _CHOSEN
         return StepResult(logits)
 
     def close(self) -> None:
         """Do nothing: the cache is ordinary memory."""
 
-    def _cells(self, batch: StepBatch, b: int) -> IntArray:
-        blocks = batch.block_ids[batch.block_begins[b] : batch.block_begins[b + 1]]
-        size = self._cache.block_size
-        return np.add.outer(blocks * size, np.arange(size), dtype=np.int32).reshape(-1)
+    def _write(self, batch: StepBatch) -> NDArray[np.int32]:
+        """Write the new tokens' cells; gives how much of the script each of them completes."""
+        size, pasts = self._cache.block_size, batch.past_lens
+        nums_new = np.diff(batch.query_begins)
+        # A sequence's cells lie end to end in `cells`, in the order of its tokens.
+        cells = np.add.outer(batch.block_ids * size, np.arange(size)).reshape(-1)
+        firsts, nums_cells = batch.block_begins[:-1] * size, np.diff(batch.block_begins) * size
+        missing = nums_cells < pasts + nums_new
+        if missing.any():
+            b = int(missing.argmax())
+            raise EngineError(
+                f"sequence {b} has cells for {nums_cells[b]} tokens, needs {pasts[b] + nums_new[b]}"
+            )
+        places = _ranges(pasts)
+        wrong = self._positions[cells[np.repeat(firsts, pasts) + places]] != places
+        if wrong.any():
+            b = int(np.searchsorted(np.cumsum(pasts), wrong.argmax(), side="right"))
+            raise EngineError(f"the cache of sequence {b} does not hold its {pasts[b]} past tokens")
+        states = np.zeros(len(pasts), np.int32)
+        begun = pasts > 0
+        states[begun] = self._states[cells[firsts[begun] + pasts[begun] - 1]]
+        after = self._advance_all(states, batch.token_ids, batch.query_begins, nums_new)
+        places = np.repeat(pasts, nums_new) + _ranges(nums_new)
+        new = cells[np.repeat(firsts, nums_new) + places]
+        self._positions[new] = places
+        self._states[new] = after
+        return after
+
+    def _advance_all(
+        self, states: NDArray[np.int32], token_ids: NDArray[np.int64], begins: IntArray, nums_new: IntArray
+    ) -> NDArray[np.int32]:
+        """How much of the script each new token completes, after the `states` of the sequences."""
+        after = np.zeros(len(token_ids), np.int32)
+        # Nearly always one token that goes on with the script.
+        first_ids = token_ids[begins[:-1]]
+        goes_on = (nums_new == 1) & (self._expected[states] == first_ids)
+        after[begins[:-1][goes_on]] = states[goes_on] + 1
+        for b in np.flatnonzero(~goes_on):
+            state = int(states[b])
+            for i in range(begins[b], begins[b + 1]):
+                state = self._advance(state, int(token_ids[i]))
+                after[i] = state
+        return after
 
     def _advance(self, state: int, token_id: int) -> int:
         # Knuth, Morris and Pratt: the longest suffix of all tokens so far that begins the script.
         while state and (state == len(self._script) or self._script[state] != token_id):
             state = self._fallbacks[state - 1]
         return state + 1 if self._script[state] == token_id else state
+
+
+def _ranges(sizes: IntArray) -> NDArray[np.int64]:
+    """Count from 0 up to each size, end to end."""
+    ends = np.cumsum(sizes)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - sizes, sizes)
 
 
 def _prefix_function(tokens: list[int]) -> list[int]:
