@@ -52,6 +52,10 @@ async def started(*flags: str) -> asyncio.subprocess.Process:
     )
 
 
+def load_processes_of(parent: psutil.Process) -> list[psutil.Process]:
+    return [child for child in parent.children() if "streamsrv.bench.load_process" in child.cmdline()]
+
+
 @pytest.mark.parametrize("zstd", [True, False])
 async def test_a_closed_loop_receives_every_token_and_no_error(zstd: bool) -> None:
     shape = RequestShape(num_prompt_tokens=20, max_tokens=12, zstd=zstd, max_tokens_per_chunk=5)
@@ -136,6 +140,14 @@ async def test_refused_requests_are_counted_by_their_status() -> None:
     assert [(error.code, error.num) for error in report.errors] == [("RESOURCE_EXHAUSTED", 3)]
     assert report.num_completed == 2
     assert any("3 x RESOURCE_EXHAUSTED" in line for line in as_lines(result))
+
+
+@pytest.mark.parametrize("plan", [LoadPlan(2, num_requests=4), OpenPlan(50.0, num_requests=4)])
+async def test_a_request_that_takes_longer_than_its_timeout_has_failed(plan: Plan) -> None:
+    workload = Workload(RequestShape(max_tokens=4_000), prompts=("x",), timeout_s=0.5)
+    async with running(ScriptedEngine(step_s=0.02)) as server:
+        with pytest.raises(BenchError, match=r"not one of 4 requests .* DEADLINE_EXCEEDED"):
+            await measured(server, plan, workload)
 
 
 async def test_a_load_that_is_refused_altogether_is_an_error_with_the_servers_words() -> None:
@@ -228,12 +240,36 @@ async def test_a_command_that_is_interrupted_leaves_no_process_behind() -> None:
     async with running(ScriptedEngine(step_s=0.02)) as server:
         process = await started("--server", server.target, "--requests", "100000", "--processes", "2")
         await until(lambda: server.pool.num_running > 0)
-        children = psutil.Process(process.pid).children()
+        children = load_processes_of(psutil.Process(process.pid))
         process.send_signal(signal.SIGINT)
         assert await process.communicate() == (b"", b"")
     assert process.returncode == 130
     assert len(children) == 2
     assert not any(child.is_running() for child in children)
+
+
+async def test_a_load_process_that_ends_is_an_error_and_not_a_wait() -> None:
+    async with running(ScriptedEngine(step_s=0.02)) as server:
+        async with bench(endpoint(server), Workload(SHAPE), seed=5, num_processes=2) as runs:
+            children = load_processes_of(psutil.Process())
+            run = asyncio.create_task(runs.run(LoadPlan(2, num_requests=100_000)))
+            await until(lambda: server.pool.num_running > 0)
+            children[0].kill()
+            with pytest.raises(BenchError, match="a load process ended before its work was done"):
+                await run
+        assert len(children) == 2
+        assert not any(child.is_running() for child in children)
+
+
+async def test_load_processes_do_not_outlive_the_one_that_started_them() -> None:
+    async with running(ScriptedEngine(step_s=0.02)) as server:
+        process = await started("--server", server.target, "--requests", "100000", "--processes", "2")
+        await until(lambda: server.pool.num_running > 0)
+        children = load_processes_of(psutil.Process(process.pid))
+        process.kill()
+        await process.wait()
+        await until(lambda: not any(child.is_running() for child in children))
+    assert len(children) == 2
 
 
 @pytest.mark.parametrize(
@@ -248,6 +284,7 @@ async def test_a_command_that_is_interrupted_leaves_no_process_behind() -> None:
         (["--rate", "1", "--requests", "10000001"], "a schedule holds at most 10000000"),
         (["--processes", "0"], "--processes is 0; it must be a whole number from 1 to 64"),
         (["--warmup", "-1"], "--warmup is -1"),
+        (["--timeout", "0"], "--timeout is 0.0; it must be a number of seconds above 0"),
         (["--seed", "-1"], "--seed is -1"),
         (["--requests", "0"], "--requests is 0"),
         (["--duration", "nan"], "--duration is nan; it must be a number of seconds above 0"),

@@ -125,9 +125,13 @@ async def run_closed_loop(
     plan: LoadPlan,
     *,
     first_index: int = 0,
+    timeout_s: float | None = None,
     on_record: Callable[[RequestRecord], None] = lambda _record: None,
 ) -> LoadRun:
-    """Send requests `first_index` and on from `plan.concurrency` clients over one connection."""
+    """Send requests `first_index` and on from `plan.concurrency` clients over one connection.
+
+    A request that has not ended after `timeout_s` fails.
+    """
     indices = itertools.count(first_index)
     end_index = None if plan.num_requests is None else first_index + plan.num_requests
     records: list[RequestRecord] = []
@@ -145,7 +149,7 @@ async def run_closed_loop(
         while (index := next_index()) is not None:
             if pause_s:
                 await asyncio.sleep(pause_s)
-            record, pause_s = await send_one(client, make_request(index))
+            record, pause_s = await send_one(client, make_request(index), timeout_s=timeout_s)
             records.append(record)
             on_record(record)
         idle_s.append(time.perf_counter())
@@ -157,13 +161,17 @@ async def run_closed_loop(
 
 
 async def send_one(
-    client: Client, request: pb.GenerateRequest, *, due_s: float | None = None
+    client: Client,
+    request: pb.GenerateRequest,
+    *,
+    due_s: float | None = None,
+    timeout_s: float | None = None,
 ) -> tuple[RequestRecord, float]:
     """Read one stream; what was seen, and how long a client is to wait before its next."""
     began_s = time.perf_counter()
     arrivals: list[Arrival] = []
     failure, pause_s, num_prompt_tokens = None, 0.0, 0
-    async with client.send(request) as stream:
+    async with client.send(request, timeout_s=timeout_s) as stream:
         try:
             num_prompt_tokens = (await stream.start()).num_prompt_tokens
             async for chunk in stream:

@@ -89,7 +89,7 @@ async def _run(
     write: Callable[[Any], None],
 ) -> Done:
     share, plan = command.share, command.plan
-    port = job.endpoint.address.port
+    port, timeout_s = job.endpoint.address.port, job.workload.timeout_s
     reporter = _Reporter(write)
 
     def make_request(own_index: int) -> pb.GenerateRequest:
@@ -108,7 +108,9 @@ async def _run(
             plan.duration_s,
         )
         await asyncio.sleep(max(command.begin_s - time.perf_counter(), 0.0))
-        run = await run_closed_loop(client, make_request, own_plan, on_record=reporter.add)
+        run = await run_closed_loop(
+            client, make_request, own_plan, timeout_s=timeout_s, on_record=reporter.add
+        )
     else:
         run = await run_open_loop(
             client,
@@ -117,6 +119,7 @@ async def _run(
             begin_s=command.begin_s,
             rate_per_s=plan.rate_per_s,
             duration_s=plan.duration_s or 0.0,
+            timeout_s=timeout_s,
             on_record=reporter.add,
         )
     cpu_s, wire = cpu.seconds() - cpu_before_s, SocketBytes.now(port).since(wire_before)

@@ -18,18 +18,20 @@ async def run_open_loop(
     begin_s: float,
     rate_per_s: float,
     duration_s: float = 0.0,
+    timeout_s: float | None = None,
     on_record: Callable[[RequestRecord], None] = lambda _record: None,
 ) -> LoadRun:
     """Send request i at `begin_s + due_s[i]` of `time.perf_counter`, over one connection.
 
     Each record knows when its request was due, and all its latencies count from there: what a server or this
     sender delays is measured and not left out. A sender that is late sends at once, one after the other.
-    The run lasts `duration_s` at least, though nothing may be due at its end.
+    The run lasts `duration_s` at least, though nothing may be due at its end. A request that has not ended
+    `timeout_s` after it was sent fails.
     """
     records: list[RequestRecord] = []
 
     async def send(request: pb.GenerateRequest, at_s: float) -> None:
-        record, _ = await send_one(client, request, due_s=at_s)
+        record, _ = await send_one(client, request, due_s=at_s, timeout_s=timeout_s)
         records.append(record)
         on_record(record)
 

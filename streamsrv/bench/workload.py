@@ -59,6 +59,8 @@ class Workload:
     prompts: tuple[str | ChatMessages, ...] | None = None
     """To be sent in turn, whole."""
     prompt_set: PromptSet | None = None
+    timeout_s: float | None = None
+    """A request that has not ended after this fails; None waits without end."""
 
     async def requests(self, client: Client, seed: int) -> Callable[[int], pb.GenerateRequest]:
         """Give the maker of requests by their number; a server is asked for the ids of the shipped text.

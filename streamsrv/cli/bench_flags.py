@@ -82,6 +82,7 @@ def add_request_flags(bench: argparse.ArgumentParser) -> None:
         metavar="LENGTHS",
         help=f"tokens to generate: {_LENGTHS} (default: 64)",
     )
+    add("--timeout", type=float, metavar="S", help="count a request that takes longer as failed")
     add("--plain", action="store_true", help="do not accept zstd")
     add("--max-tokens-per-chunk", type=int, metavar="N", help="most tokens in a message")
     add("--min-chunk-interval-ms", type=int, metavar="N", help="least time between messages")
@@ -182,6 +183,9 @@ def workload_of(arguments: argparse.Namespace) -> "Workload":
     ):
         if value is not None:
             _within(flag, value, least, _MAX_UINT32)
+    timeout_s = arguments.timeout
+    if timeout_s is not None and not 0 < timeout_s < math.inf:
+        raise SettingsError(f"--timeout is {timeout_s}; it must be a number of seconds above 0")
     return Workload(
         shape=RequestShape(
             model=arguments.model,
@@ -193,6 +197,7 @@ def workload_of(arguments: argparse.Namespace) -> "Workload":
         output_lengths=parse_lengths(arguments.max_tokens, "--max-tokens"),
         prompts=None if arguments.prompts is None else read_prompts(arguments.prompts, "--prompts"),
         prompt_set=None if arguments.set is None else PromptSet(arguments.set),
+        timeout_s=timeout_s,
     )
 
 
