@@ -286,8 +286,12 @@ class WorkerPool:
             self._next_number += 1  # a client's request has the name that this one would be given
         worker = min(self._workers, key=lambda w: (w.state is not WorkerState.READY, w.num_outputs))
         stream = self._make_stream(request, caller, self._clock() if arrived_s is None else arrived_s)
-        job = self._make_job(stream, request, max_tokens, constraint)
-        worker.submit(job)
+        try:
+            job = self._make_job(stream, request, max_tokens, constraint)
+            worker.submit(job)
+        except BaseException:
+            stream.log.discard()  # it may hold the prompt
+            raise
         self._next_number += 1
         self._registry.add(stream)
         self._num_admitted += 1

@@ -8,6 +8,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,15 +115,14 @@ def recorded() -> Iterator[Choices]:
     """Keep what tokens are chosen from: of one request at a time, on one worker."""
     choices, pending = Choices(), deque[Choice]()
 
-    def recording(result: StepResult, rows: Seq[RowSampling], at: Seq[int] | None = None) -> list[int]:
-        places = range(len(rows)) if at is None else at
-        for row, i in zip(rows, places, strict=True):
+    def recording(result: StepResult, rows: Seq[RowSampling], at: Seq[int], helpers: Executor) -> list[int]:
+        for row, i in zip(rows, at, strict=True):
             logits = result.logits[i].copy()
             row.change(logits)
             greedy = row.params.is_greedy
             point = 0.0 if greedy else float(copy.deepcopy(row.generator).random())
             pending.append(Choice(logits, row.params, point))
-        return sample(result, rows, at)
+        return sample(result, rows, at, helpers)
 
     accept = Output.accept
 

@@ -409,9 +409,12 @@ def test_memory_is_flat_over_ten_thousand_steps(context: ExecutionContext, rig: 
             context.step(steps.batch([(feeds[0], 3), *((feed, 1) for feed in feeds[1:])]))
 
     take(2000)
-    resident, live = process.memory_info().rss, len(rig.cuda.leaks())
-    take(8000)
-    assert process.memory_info().rss - resident < 8 << 20
+    live, growths = len(rig.cuda.leaks()), list[int]()
+    for _ in range(3):  # whatever else the process holds may grow once
+        resident = process.memory_info().rss
+        take(2700)
+        growths.append(process.memory_info().rss - resident)
+    assert min(growths) < 2 << 20, growths
     assert len(rig.cuda.leaks()) == live
 
 
