@@ -31,9 +31,10 @@ from streamsrv.request import Codec, RequestLimits, StreamOptions
 from streamsrv.served_models import ServedModels
 from streamsrv.stall_watch import StallWatch
 from streamsrv.status import abort, call_ended
-from streamsrv.stream import Caller, Reader, Stream
+from streamsrv.stream import Caller, Stream
 from streamsrv.v1 import inference_pb2 as pb
 from streamsrv.v1.inference_pb2_grpc import InferenceServiceServicer
+from streamsrv.waker import Waker
 
 log = logging.getLogger(__name__)
 
@@ -233,8 +234,8 @@ class InferenceService(InferenceServiceServicer):
             StreamsrvError: what the log ended with, or why this reader may not go on.
 
         """
-        changed = asyncio.Event()
-        reader = pool.attach(stream, call.position, changed.set)
+        waker = Waker()
+        reader = pool.attach(stream, call.position, waker.wake)
         try:
             call.stream = stream
             for observer in self._observers:
@@ -261,12 +262,11 @@ class InferenceService(InferenceServiceServicer):
                         await context.write(message)
                         watch.end()
                         if interval_s and not stream.log.ended:
-                            await _pause(interval_s, reader, changed)
+                            await waker.pause(interval_s, lambda: stream.log.ended or reader.replaced)
                     elif reader.at_end:
                         break
                     else:
-                        changed.clear()
-                        await changed.wait()
+                        await waker.wait()
         finally:
             pool.release(reader)
         if reader.replaced:
@@ -290,15 +290,6 @@ def _start(stream: Stream, position: int, codec: Codec, model: str, pool: Worker
             num_prompt_tokens=stream.num_prompt_tokens,
         ),
     )
-
-
-async def _pause(seconds: float, reader: Reader, changed: asyncio.Event) -> None:
-    """Let tokens gather for a while; the stream's end, or the reader's, ends the wait."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            while not (reader.stream.log.ended or reader.replaced):
-                changed.clear()
-                await changed.wait()
 
 
 def _what_ended(error: BaseException, context: Context) -> StreamsrvError | None:
