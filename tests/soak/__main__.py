@@ -25,6 +25,9 @@ EXPECTED = {"DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "CONSUMER_STALLED"}
 # Memory may grow while pools, caches and allocators fill: flat is judged from here on.
 SETTLED = 0.3
 GROWTH_MIB = 24.0
+# OpenVINO keeps what it has prepared for 200 numbers of tokens, up to half a megabyte each. Measured: 480 MiB
+# after 300 requests, 550 after 1,200, and from the 1,500th of 3,000 on 583 to 609.
+DEMO_GROWTH_MIB = 100.0
 
 FLAGS = [
     "--stall-limit-s",
@@ -89,7 +92,7 @@ async def soak(
             await asyncio.gather(*(client() for _ in range(clients)))
         breaches += await left_behind(server)
     settled = [mib for number, mib, _ in tenths if number >= SETTLED * num_requests]
-    if settled[-1] - settled[0] > GROWTH_MIB:
+    if settled[-1] - settled[0] > (DEMO_GROWTH_MIB if script is None else GROWTH_MIB):
         breaches.append(f"memory grew by {settled[-1] - settled[0]:.0f} MiB after it had settled")
     report(name, num_requests, time.monotonic() - began_s, outcomes, tenths, breaches)
     return not breaches
