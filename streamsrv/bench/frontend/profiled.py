@@ -6,13 +6,13 @@ Samples from when FILE.begin is there to when FILE.end is, and writes what it sa
 """
 
 import json
+import runpy
 import sys
 import threading
 import time
 from pathlib import Path
 
 from streamsrv.bench.frontend.sampler import Profile, Sampler
-from streamsrv.cli import main as streamsrv_main
 
 _LOOK_S = 0.02
 
@@ -63,7 +63,7 @@ def main() -> None:
     path = Path(sys.argv[1])
     threading.Thread(target=_watch, args=(path, Sampler()), name="profile", daemon=True).start()
     sys.argv = ["streamsrv", *sys.argv[2:]]
-    streamsrv_main()
+    runpy.run_module("streamsrv", run_name="__main__")  # by name: the commands are a layer above
 
 
 if __name__ == "__main__":
