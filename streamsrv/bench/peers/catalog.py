@@ -2,17 +2,23 @@
 
 import asyncio
 import hashlib
+import json
+from contextlib import closing
 from importlib.resources import files
 from pathlib import Path
 
 from gguf.constants import GGMLQuantizationType
 
+from engines.checkpoint import open_checkpoint
+from engines.form import Dialect, GraphForm
+from engines.graph import write_model
+from engines.options import WeightFormat
 from streamsrv.bench.peers.conversion import converted
 from streamsrv.bench.peers.environment import PeerEnvironment, run_tool
 from streamsrv.bench.peers.gguf_copy import copy_gguf
 from streamsrv.bench.peers.peer import Peer
 
-DEFAULT_PEERS = ("openvino-genai", "llama.cpp")
+DEFAULT_PEERS = ("openvino-genai", "llama.cpp", "onnxruntime-genai")
 
 
 async def _openvino_model(source: Path, environment: PeerEnvironment) -> Path:
@@ -31,6 +37,35 @@ async def _q8_0_model(source: Path, environment: PeerEnvironment) -> Path:
         await asyncio.to_thread(copy_gguf, source, folder / "model.gguf", GGMLQuantizationType.Q8_0)
 
     return await converted(environment, f"q8_0-{_digest(source)}", convert) / "model.gguf"
+
+
+async def _onnxruntime_model(source: Path, environment: PeerEnvironment) -> Path:
+    async def convert(folder: Path) -> None:
+        spec = await asyncio.to_thread(_write_graph, source, folder / "model.onnx")
+        script = files("streamsrv.bench.peers.workers").joinpath("onnxruntime_model.py")
+        await run_tool([str(environment.python), str(script), str(folder), json.dumps(spec)])
+
+    return await converted(environment, f"grouped-int8-{_digest(source)}", convert)
+
+
+def _write_graph(source: Path, target: Path) -> dict[str, int]:
+    """Write our own ONNX Runtime engine's graph, and say what a genai_config.json wants to know."""
+    with closing(open_checkpoint(source)) as checkpoint:
+        spec, vocabulary = checkpoint.spec, checkpoint.vocabulary
+        write_model(spec, checkpoint, target, GraphForm(Dialect.GROUPED, WeightFormat.INT8))
+    end_id = min(vocabulary.eos_token_ids)
+    return {
+        "bos_token_id": end_id,
+        "eos_token_id": end_id,
+        "pad_token_id": end_id,
+        "context_length": spec.context_length,
+        "vocab_size": spec.vocab_size,
+        "head_size": spec.head_dim,
+        "hidden_size": spec.hidden_size,
+        "num_attention_heads": spec.num_heads,
+        "num_hidden_layers": spec.num_layers,
+        "num_key_value_heads": spec.num_kv_heads,
+    }
 
 
 async def _as_it_is(source: Path, _: PeerEnvironment) -> Path:
@@ -67,6 +102,14 @@ _PEERS = (
         driven="the same server with the file as it is",
         module="llama_cpp_server",
         convert=_as_it_is,
+    ),
+    Peer(
+        name="onnxruntime-genai",
+        requirements=("onnxruntime-genai>=0.18,<0.19", "onnxruntime>=1.32,<1.33", "onnx>=1.19,<1.24"),
+        precision="int8 in blocks of 32, cache f32",
+        driven="its generator over all prompts as one batch, in process, with no server or client around it",
+        module="onnxruntime_loop",
+        convert=_onnxruntime_model,
     ),
 )
 PEERS = {peer.name: peer for peer in _PEERS}
