@@ -98,7 +98,9 @@ def _build_pycuda(folder: Path) -> Path:
     source.mkdir()
     _fetch("download", "--no-deps", "--no-binary", "pycuda", "--dest", folder, PYCUDA)
     with tarfile.open(next(folder.glob("pycuda-*.tar.gz"))) as archive:
-        archive.extractall(source, filter="data")
+        # Python before 3.11.4 knows no filters, and takes no notice of this.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(source)
     _fetch("install", "--target", packages, *HELPERS)
     _fetch("install", "--no-deps", "--target", folder / "toolkit", *HEADERS)
     shutil.copytree(next(folder.glob("toolkit/nvidia/*/include")), headers)
