@@ -15,6 +15,7 @@ from streamsrv.bench.frontend.variant import EIGHT, ONE, PACED, Server, Variant
 from streamsrv.bench.suite.markdown import section
 
 NUM_STREAMS = 256
+VARIANTS = {"one token a message": ONE, "eight": EIGHT, "each 50 ms": PACED}
 _MOST_ROWS = 25
 _NAMES = {"MainThread": "event loop", "streamsrv-worker": "worker"}
 _POLLER = "_poll_wrapper"
@@ -51,22 +52,21 @@ async def profile_sections(
     cores: Cores,
     h2load: str | None,
     say: Callable[[str], None],
-    variants: Mapping[str, Variant] | None = None,
+    variants: Mapping[str, Variant] = VARIANTS,
+    num_streams: int = NUM_STREAMS,
 ) -> str:
-    """Profile one token a message, and with merging.
+    """Profile each of some variants, by what they are called.
 
     Raises:
         BenchError: the server cannot be started, or a request failed.
     """
     sections = []
-    for name, variant in (
-        variants or {"one token a message": ONE, "eight": EIGHT, "each 50 ms": PACED}
-    ).items():
-        say(f"profiling {NUM_STREAMS} streams, {name}")
-        profile, sample = await _profile(cores, h2load, variant)
+    for name, variant in variants.items():
+        say(f"profiling {num_streams} streams, {name}")
+        profile, sample = await _profile(cores, h2load, variant, num_streams)
         sections.append(
             section(
-                f"Where the server's time goes: {NUM_STREAMS} streams, {name}",
+                f"Where the server's time goes: {num_streams} streams, {name}",
                 f"{sample.num_tokens:,} tokens in {sample.num_messages:,} messages, "
                 f"{sample.cpu_us_per_token:.1f} us of the server's processor time a token, what sampling "
                 "costs included. First the threads (the worker's has the engine, the sampling of tokens and "
@@ -80,16 +80,18 @@ async def profile_sections(
     return "\n".join(sections)
 
 
-async def _profile(cores: Cores, h2load: str | None, variant: Variant) -> tuple[Profile, Sample]:
+async def _profile(
+    cores: Cores, h2load: str | None, variant: Variant, num_streams: int
+) -> tuple[Profile, Sample]:
     with tempfile.TemporaryDirectory() as name, on_core(cores.load):
         path = Path(name) / "profile"
         command = ("-m", "streamsrv.bench.frontend.profiled", str(path), "serve", *SERVE_FLAGS)
         says = ("listening on ", "metrics on ")
         async with pinned_process(cores.server, *command, says=says) as process:
             rig = Rig({Server.OURS: process}, Path(name), cores, h2load)
-            await rig.run(variant, NUM_STREAMS, NUM_STREAMS)
+            await rig.run(variant, num_streams, num_streams)
             begin_file(path).touch()
-            sample = await rig.run(variant, NUM_STREAMS, 4 * NUM_STREAMS)
+            sample = await rig.run(variant, num_streams, 4 * num_streams)
             end_file(path).touch()
             for _ in range(100):
                 if path.exists():
