@@ -11,6 +11,7 @@ from streamsrv.errors import StreamCorruptError
 from streamsrv.logprobs import TokenLogprobs
 from streamsrv.request import Codec, OutputOptions
 from streamsrv.sequence import FinishReason
+from streamsrv.serialised import EVENTS_TAG, ZSTD_EVENTS_TAG, one_token, response
 from streamsrv.stream import Element, OutputEnd, PromptTokens, StreamEnd, Token, ToolCallMade
 from streamsrv.v1 import inference_pb2 as pb
 
@@ -68,41 +69,29 @@ class ChunkEncoder:
         self, stream_id: str, codec: Codec, output: OutputOptions, totals: ChunkTotals | None = None
     ) -> None:
         """`totals`, where given, count what it makes."""
-        self._stream_id = stream_id
+        self._head = pb.GenerateResponse(stream_id=stream_id).SerializeToString()
         self._output = output
         self._totals = totals
         self._codec = codec
         # Made for the first message that it is used for: a stream that waits has none.
         self._compressor: zstandard.ZstdCompressionObj | None = None
 
-    def encode(self, position: int, elements: Seq[Element]) -> pb.GenerateResponse:
-        """The message for `elements`, the first of which stands at `position`.
+    def encode(self, position: int, elements: Seq[Element]) -> bytes:
+        """The message for `elements`, the first of which stands at `position`: a serialised GenerateResponse.
 
         Every element must be encoded once, in order: a zstd frame cannot skip a message.
         """
         assert len(elements) <= MAX_TOKENS_PER_MESSAGE
-        response = pb.GenerateResponse(stream_id=self._stream_id, seq=position)
-        if self._codec is Codec.PLAIN:
-            _add_events(response.events, elements, self._output)
-            if self._totals is not None:
-                size = response.events.ByteSize()
-                self._totals.add(size, size)
-            return response
-        events = pb.EventList()
-        _add_events(events, elements, self._output)
-        raw = events.SerializeToString()
-        size = len(raw)
-        if size < _MIN_COMPRESSED_BYTES:
-            response.events.CopyFrom(events)
-        else:
+        raw = _serialise(elements, self._output)
+        sent, tag = raw, EVENTS_TAG
+        if self._codec is Codec.ZSTD and len(raw) >= _MIN_COMPRESSED_BYTES:
             if self._compressor is None:
                 self._compressor = zstandard.ZstdCompressor(compression_params=_COMPRESSION).compressobj()
-            data = self._compressor.compress(raw)
-            response.zstd_events = data = data + self._compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
-            size = len(data)
+            sent = self._compressor.compress(raw) + self._compressor.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+            tag = ZSTD_EVENTS_TAG
         if self._totals is not None:
-            self._totals.add(len(raw), size)
-        return response
+            self._totals.add(len(raw), len(sent))
+        return response(self._head, position, tag, sent)
 
 
 class ChunkDecoder:
@@ -168,6 +157,15 @@ class ChunkDecoder:
         except zstandard.ZstdError as error:
             raise StreamCorruptError(f"a message cannot be decompressed: {error}") from error
         return b"".join(pieces)
+
+
+def _serialise(elements: Seq[Element], output: OutputOptions) -> bytes:
+    first = elements[0]
+    if len(elements) == 1 and isinstance(first, Token) and not output.wants_logprobs:
+        return one_token(first, output)
+    events = pb.EventList()
+    _add_events(events, elements, output)
+    return events.SerializeToString()
 
 
 def _add_events(events: pb.EventList, elements: Seq[Element], output: OutputOptions) -> None:

@@ -20,7 +20,7 @@ class _Malformed:
 class MalformedRequests(grpc.aio.ServerInterceptor):
     """Answers bytes that cannot be read with INVALID_ARGUMENT.
 
-    grpc alone answers UNKNOWN, with what broke inside.
+    grpc alone answers UNKNOWN, with what broke inside. What the methods answer may be serialised already.
     """
 
     def __init__(self, service: str, on_refused: Callable[[StreamsrvError], None] = lambda _: None) -> None:
@@ -40,7 +40,7 @@ class MalformedRequests(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or not handler_call_details.method.startswith(self._prefix):
             return handler
-        read, write = _tolerant(handler.request_deserializer), handler.response_serializer
+        read, write = _tolerant(handler.request_deserializer), _as_it_is(handler.response_serializer)
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(self._guarded(handler.unary_stream), read, write)
         return grpc.unary_unary_rpc_method_handler(self._guarded(handler.unary_unary), read, write)
@@ -64,3 +64,10 @@ def _tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
             return _Malformed(str(error))
 
     return read
+
+
+def _as_it_is(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    def write(message: Any) -> bytes:
+        return message if isinstance(message, bytes) else serialize(message)
+
+    return write

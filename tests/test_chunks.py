@@ -1,4 +1,5 @@
 import os
+from collections.abc import Sequence as Seq
 
 import pytest
 import zstandard
@@ -11,6 +12,11 @@ from streamsrv.request import Codec, OutputOptions
 from streamsrv.sequence import Finish, FinishReason
 from streamsrv.stream import Element, OutputEnd, StreamEnd, Token
 from streamsrv.v1 import inference_pb2 as pb
+
+
+class Encoder(ChunkEncoder):
+    def message(self, position: int, elements: Seq[Element]) -> pb.GenerateResponse:
+        return pb.GenerateResponse.FromString(self.encode(position, elements))
 
 
 def start(seq: int = 0) -> pb.GenerateResponse:
@@ -53,13 +59,13 @@ def test_any_chunking_says_the_same_at_the_same_positions(
     output = OutputOptions(text_lengths=True)
     whole = ChunkDecoder()
     whole.decode(start())
-    expected = flatten(whole.decode(ChunkEncoder("s", Codec.PLAIN, output).encode(0, elements)))
-    encoder, decoder = ChunkEncoder("s", codec, output), ChunkDecoder()
+    expected = flatten(whole.decode(Encoder("s", Codec.PLAIN, output).message(0, elements)))
+    encoder, decoder = Encoder("s", codec, output), ChunkDecoder()
     decoder.decode(start())
     received, position, turn = [], 0, 0
     while position < len(elements):
         piece = elements[position : position + sizes[turn % len(sizes)]]
-        received += flatten(decoder.decode(encoder.encode(position, piece)))
+        received += flatten(decoder.decode(encoder.message(position, piece)))
         position += len(piece)
         turn += 1
         assert decoder.next_position == position
@@ -68,7 +74,7 @@ def test_any_chunking_says_the_same_at_the_same_positions(
 
 def test_adjacent_tokens_of_one_output_are_one_run_and_nothing_is_reordered() -> None:
     elements: list[Element] = [Token(0, 1, "a"), Token(0, 2, "b"), Token(1, 3, "c"), Token(0, 4, "d")]
-    message = ChunkEncoder("s", Codec.PLAIN, OutputOptions()).encode(5, elements)
+    message = Encoder("s", Codec.PLAIN, OutputOptions()).message(5, elements)
     runs = [(e.tokens.output_index, list(e.tokens.token_ids), e.tokens.text) for e in message.events.events]
     assert runs == [(0, [1, 2], "ab"), (1, [3], "c"), (0, [4], "d")]
     assert message.seq == 5
@@ -78,42 +84,42 @@ def test_adjacent_tokens_of_one_output_are_one_run_and_nothing_is_reordered() ->
 
 def test_what_was_not_asked_for_is_not_sent() -> None:
     elements: list[Element] = [Token(0, 1, "a"), OutputEnd(0, Finish(FinishReason.STOP, 1, "held"))]
-    message = ChunkEncoder("s", Codec.PLAIN, OutputOptions(text=False, text_lengths=True)).encode(0, elements)
+    message = Encoder("s", Codec.PLAIN, OutputOptions(text=False, text_lengths=True)).message(0, elements)
     run, end = message.events.events[0].tokens, message.events.events[1].output_end
     assert (run.text, list(run.text_lengths), list(run.token_ids), end.text) == ("", [], [1], "")
-    message = ChunkEncoder("s", Codec.PLAIN, OutputOptions(token_ids=False)).encode(0, elements)
+    message = Encoder("s", Codec.PLAIN, OutputOptions(token_ids=False)).message(0, elements)
     assert list(message.events.events[0].tokens.token_ids) == []
 
 
 def test_small_messages_go_plain_and_never_enter_the_zstd_frame() -> None:
-    encoder, decoder = ChunkEncoder("s", Codec.ZSTD, OutputOptions()), ChunkDecoder()
+    encoder, decoder = Encoder("s", Codec.ZSTD, OutputOptions()), ChunkDecoder()
     decoder.decode(start())
     kinds = []
     for i in range(20):
         text = "" if i % 2 else "a longer piece of text, which is worth compressing " * 3
-        message = encoder.encode(i, [Token(0, 5, text)])
+        message = encoder.message(i, [Token(0, 5, text)])
         kinds.append(message.WhichOneof("payload"))
         assert decoder.decode(message).events[0].tokens.text == text
     assert kinds == ["zstd_events", "events"] * 10
 
 
 def test_one_frame_serves_the_whole_call() -> None:
-    encoder = ChunkEncoder("s", Codec.ZSTD, OutputOptions())
+    encoder = Encoder("s", Codec.ZSTD, OutputOptions())
     sizes = [
-        len(encoder.encode(i, [Token(0, 5, "the same words again and again " * 4)]).zstd_events)
+        len(encoder.message(i, [Token(0, 5, "the same words again and again " * 4)]).zstd_events)
         for i in range(4)
     ]
     assert max(sizes[1:]) < sizes[0]
 
 
 def test_a_gap_or_a_repetition_is_noticed() -> None:
-    encoder = ChunkEncoder("s", Codec.PLAIN, OutputOptions())
+    encoder = Encoder("s", Codec.PLAIN, OutputOptions())
     for seq in (1, 3):
         decoder = ChunkDecoder()
         decoder.decode(start())
-        decoder.decode(encoder.encode(0, [Token(0, 1, "a"), Token(0, 2, "b")]))
+        decoder.decode(encoder.message(0, [Token(0, 1, "a"), Token(0, 2, "b")]))
         with pytest.raises(StreamCorruptError, match="expected 2"):
-            decoder.decode(encoder.encode(seq, [Token(0, 3, "c")]))
+            decoder.decode(encoder.message(seq, [Token(0, 3, "c")]))
 
 
 def test_a_kind_that_is_not_known_takes_its_positions() -> None:
@@ -186,5 +192,5 @@ def test_a_window_larger_than_the_contract_allows_is_refused() -> None:
 
 def test_the_largest_message_stays_within_the_contract() -> None:
     elements: list[Element] = [Token(0, 2**32 - 1, "\U0001f600" * 64)] * MAX_TOKENS_PER_MESSAGE
-    message = ChunkEncoder("s", Codec.PLAIN, OutputOptions(text_lengths=True)).encode(0, elements)
+    message = Encoder("s", Codec.PLAIN, OutputOptions(text_lengths=True)).message(0, elements)
     assert message.events.ByteSize() <= MAX_RAW_BYTES

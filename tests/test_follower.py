@@ -65,7 +65,9 @@ def start(position: int = 0, stream_id: str = "s-1", window_s: float = WINDOW_S)
 
 
 def events(position: int, elements: list[Element], stream_id: str = "s-1") -> pb.GenerateResponse:
-    return ChunkEncoder(stream_id, Codec.PLAIN, OutputOptions()).encode(position, elements)
+    return pb.GenerateResponse.FromString(
+        ChunkEncoder(stream_id, Codec.PLAIN, OutputOptions()).encode(position, elements)
+    )
 
 
 def reading(num_elements: int = 0, **options: float) -> Follower:
@@ -519,7 +521,7 @@ class Network:
         yield start(position, stream_id)
         encoder = ChunkEncoder(stream_id, codec, OutputOptions())
         for begin in range(position, len(LOG), most):
-            yield encoder.encode(begin, LOG[begin : begin + most])
+            yield pb.GenerateResponse.FromString(encoder.encode(begin, LOG[begin : begin + most]))
 
 
 def follow(machine: Follower, network: Network) -> tuple[list[Chunk], CallFailedError | None, float]:
