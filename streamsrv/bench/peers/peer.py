@@ -47,3 +47,5 @@ class Peer:
     """In `workers`."""
     convert: Callable[[Path, PeerEnvironment], Awaitable[Path]]
     """Make what the module opens out of a GGUF file, once."""
+    unwanted: tuple[str, ...] = ()
+    """Packages that the requirements bring, and that are taken out again."""

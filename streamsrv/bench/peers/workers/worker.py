@@ -13,6 +13,9 @@ import json
 import os
 import sys
 
+_MAX_MESSAGE = 300
+"""Characters of a library's message: some are pages long, and this is for a cell of a table."""
+
 
 def main() -> None:
     """Answer commands until standard input ends."""
@@ -45,8 +48,8 @@ def main() -> None:
 
 
 def _sentence(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+    text = " ".join(str(error).split()) or "no message"
+    return f"{type(error).__name__}: {text[:_MAX_MESSAGE]}"
 
 
 if __name__ == "__main__":
