@@ -478,7 +478,10 @@ class WorkerPool:
                 subject="waiting prompt tokens",
                 retry_after_s=_RETRY_AFTER_S,
             )
-        num_own = sum(job.stream.caller == caller and job.is_waiting for job, _ in self._jobs.values())
+        # A request that waits has a sequence that does: where few wait, nobody's need be counted.
+        num_own = 0
+        if len(waiting) >= limits.max_waiting_per_caller:
+            num_own = sum(job.stream.caller == caller and job.is_waiting for job, _ in self._jobs.values())
         if num_own >= limits.max_waiting_per_caller:
             raise CallerShareUsedError(
                 f"requests of {caller.name} are waiting",
