@@ -9,14 +9,17 @@ from streamsrv.bench.frontend.variant import Variant
 
 Samples = dict[Variant, list[Sample]]
 
-# Enough requests that a run takes seconds: the kernel counts processor time in hundredths.
+# Enough requests that a run takes a second or more: the kernel counts processor time in hundredths.
 _LEAST_REQUESTS = 256
+_LEAST_OF_A_STREAM = 64
 _WARM_UP_REQUESTS = 64
 
 
 def num_requests_of(num_streams: int, *, quick: bool) -> int:
     """How many requests a run sends: all streams equally often, twice at least."""
-    least = max(_LEAST_REQUESTS, 2 * num_streams) // (2 if quick else 1)
+    least = max(min(_LEAST_REQUESTS, _LEAST_OF_A_STREAM * num_streams), 2 * num_streams) // (
+        2 if quick else 1
+    )
     return max(1, least // num_streams) * num_streams
 
 
