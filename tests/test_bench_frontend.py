@@ -152,6 +152,7 @@ def test_a_profile_is_told_by_threads_and_then_by_the_loops_functions(tmp_path: 
     profile.threads_s.update({"MainThread": 6.0, "streamsrv-worker": 3.0, "idle": 0.0})
     profile.own_s.update({f"f{i}": i / 100 for i in range(40)})
     profile.all_s.update({f"f{i}": i / 50 for i in range(40)})
+    profile.all_s["Worker._take_steps (streamsrv/worker.py)"] = 2.0
     write_profile(tmp_path / "profile", profile)
     rows = profile_rows(read_profile(tmp_path / "profile"), 1_000_000)
     assert rows[:3] == [
@@ -159,8 +160,9 @@ def test_a_profile_is_told_by_threads_and_then_by_the_loops_functions(tmp_path: 
         ["**worker**", "30.0%", "", "3.00"],
         ["**threads outside Python**", "10.0%", "", "1.00"],
     ]
-    assert rows[3] == ["`f39`", "3.9%", "7.8%", "0.39"]
-    assert len(rows) == 3 + 25
+    assert rows[3][1:] == ["50.0%", "", "5.00"]  # the front end's: less the worker and its steps
+    assert rows[4] == ["`f39`", "3.9%", "7.8%", "0.39"]
+    assert len(rows) == 4 + 25
 
 
 def test_texts_are_merged_to_the_last() -> None:

@@ -23,6 +23,7 @@ from streamsrv.bench.frontend.load import INSTALL, find_h2load
 from streamsrv.bench.frontend.profile_section import profile_sections
 from streamsrv.bench.frontend.rig import MAX_TOKENS, MOST_STREAMS, Cores, running_rig
 from streamsrv.bench.frontend.rounds import Samples, measure_rounds
+from streamsrv.bench.frontend.sse_server import is_installed
 from streamsrv.bench.frontend.sse_server import parser as sse_parser
 from streamsrv.bench.frontend.tables import GOAL_STREAMS, goal_section, speed_section
 from streamsrv.bench.frontend.variant import VARIANTS
@@ -95,9 +96,10 @@ async def _measure(arguments: argparse.Namespace) -> None:
         return
     measured: dict[int, Samples] = {}
     async with running_rig(cores, h2load) as rig:
+        variants = [variant for variant in VARIANTS if rig.can_run(variant)]
         for num_streams in streams:
             measured[num_streams] = await measure_rounds(
-                rig, VARIANTS, num_streams, num_rounds, _say, quick=quick
+                rig, variants, num_streams, num_rounds, _say, quick=quick
             )
     print(speed_section(measured, _how(cores, h2load, num_rounds)), flush=True)
     goal_streams = GOAL_STREAMS if GOAL_STREAMS in measured else max(measured)
@@ -118,16 +120,22 @@ def _how(cores: Cores, h2load: str | None, num_rounds: int) -> str:
         if h2load
         else f"**a small client of our own in Python, since h2load is missing ({INSTALL})**"
     )
+    sse = (
+        f"SSE (uvicorn with uvloop and {sse_parser()}) forms each event with json.dumps and has no engine "
+        "behind it"
+        if is_installed()
+        else "**SSE was not measured: fastapi and uvicorn are missing (pip install 'streamsrv[bench]')**"
+    )
     return (
         f"{MAX_TOKENS} tokens a stream of the scripted engine, whose own steps, with the scheduler's and the "
-        f"sampler's, are part of our server's time. {where}; it comes from {load}: gRPC with up to 64 "
-        "streams a connection, SSE over HTTP/1.1 with a connection a stream. Of a fixed number of tokens a "
-        "message the first has one and goes at once, the others are cut when all is there; 'ready' sends "
-        "what there is whenever the last message has gone. Streams' first and last messages are counted. "
-        "The bare handler sends the very bytes of our messages; SSE (uvicorn with uvloop and "
-        f"{sse_parser()}) forms each event with json.dumps and has no engine behind it. CPU is the server's "
-        f"processor time; wire bytes are all that it sent, HTTP framing included. Medians of {num_rounds} "
-        "interleaved rounds, with the least and the greatest."
+        "sampler's, are part of our server's time; the worker is the thread of the engine, the sampling of "
+        f"tokens and the detokeniser. {where}; it comes from {load}: gRPC with up to 64 streams a "
+        "connection, SSE over HTTP/1.1 with a connection a stream. Of a fixed number of tokens a message "
+        "the first has one and goes at once, the others are cut when all is there; 'ready' sends what there "
+        "is whenever the last message has gone. Streams' first and last messages are counted. The bare "
+        f"handler sends the very bytes of our messages; {sse}. CPU is the server's processor time; wire bytes "
+        f"are all that it sent, HTTP framing included. Medians of {num_rounds} interleaved rounds, with the "
+        "least and the greatest."
     )
 
 

@@ -18,6 +18,8 @@ NUM_STREAMS = 256
 VARIANTS = {"one token a message": ONE, "eight": EIGHT, "each 50 ms": PACED}
 _MOST_ROWS = 25
 _NAMES = {"MainThread": "event loop", "streamsrv-worker": "worker"}
+_STEPS = "Worker._take_steps "
+"""What the event loop does for the worker's steps: scheduling them, and telling what they brought."""
 _POLLER = "_poll_wrapper"
 
 
@@ -39,6 +41,9 @@ def profile_rows(profile: Profile, num_tokens: int) -> list[list[str]]:
         if seconds > profile.total_s / 200
     ]
     rows.append(row("**threads outside Python**", profile.native_s))
+    steps_s = sum(s for function, s in profile.all_s.items() if function.startswith(_STEPS))
+    worker_s = profile.threads_s.get("streamsrv-worker", 0.0)
+    rows.append(row("**front end: neither the worker nor its steps**", profile.total_s - worker_s - steps_s))
     for function, seconds in _most(profile.own_s)[:_MOST_ROWS]:
         rows.append(row(f"`{function}`", seconds, profile.all_s[function]))
     return rows

@@ -21,7 +21,7 @@ from streamsrv.bench.frontend.load import Protocol, Target, put_load
 from streamsrv.bench.frontend.prefixed import pack
 from streamsrv.bench.frontend.process import PinnedProcess, on_core, pinned_process
 from streamsrv.bench.frontend.sample import Sample
-from streamsrv.bench.frontend.sse_server import PATH, merged
+from streamsrv.bench.frontend.sse_server import PATH, is_installed, merged
 from streamsrv.bench.frontend.variant import BARE_EIGHT, BARE_ONE, Server, Variant, ours
 from streamsrv.bench.suite.sse import sse_events
 from streamsrv.chunks import ChunkDecoder
@@ -97,6 +97,10 @@ class Rig:
         """Of a stream of the first floor."""
         self.pieces: list[str] = []
         """The text of each token."""
+
+    def can_run(self, variant: Variant) -> bool:
+        """Whether its server is there."""
+        return variant.server in self._servers
 
     async def run(self, variant: Variant, num_streams: int, num_requests: int) -> Sample:
         """Send so many requests, `num_streams` at a time.
@@ -174,7 +178,7 @@ def bare_name(variant: Variant) -> str:
 
 @asynccontextmanager
 async def running_rig(cores: Cores, h2load: str | None) -> AsyncIterator[Rig]:
-    """Start the servers; the floors send what ours has been seen to send.
+    """Start the servers; the floors send what ours has been seen to send. Without FastAPI there is one floor.
 
     Raises:
         BenchError: one of them cannot be started.
@@ -201,10 +205,11 @@ async def running_rig(cores: Cores, h2load: str | None) -> AsyncIterator[Rig]:
             bare = await stack.enter_async_context(
                 pinned_process(cores.server, "-m", "streamsrv.bench.frontend.bare_server", *files)
             )
-            sse = await stack.enter_async_context(
-                pinned_process(cores.server, "-m", "streamsrv.bench.frontend.sse_server", str(texts_path))
-            )
-            servers = {Server.OURS: mine, Server.BARE: bare, Server.SSE: sse}
+            servers = {Server.OURS: mine, Server.BARE: bare}
+            if is_installed():
+                servers[Server.SSE] = await stack.enter_async_context(
+                    pinned_process(cores.server, "-m", "streamsrv.bench.frontend.sse_server", str(texts_path))
+                )
             rig = Rig(servers, folder, cores, h2load)
             rig.num_bare_messages, rig.pieces = num_messages, pieces
             yield rig

@@ -21,6 +21,11 @@ from streamsrv.bench.suite.sse import sse_events
 PATH = "/v1/chat/completions"
 
 
+def is_installed() -> bool:
+    """Whether what it is made of is there."""
+    return all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn"))
+
+
 def parser() -> str:
     """What parses HTTP in uvicorn: the fast one where it is installed."""
     return "httptools" if importlib.util.find_spec("httptools") else "h11"
