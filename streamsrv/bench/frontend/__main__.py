@@ -133,8 +133,8 @@ def _how(cores: Cores, h2load: str | None, num_rounds: int) -> str:
         "connection, SSE over HTTP/1.1 with a connection a stream. Of a fixed number of tokens a message "
         "the first has one and goes at once, the others are cut when all is there; 'ready' sends what there "
         "is whenever the last message has gone. Streams' first and last messages are counted. The bare "
-        f"handler sends the very bytes of our messages; {sse}. CPU is the server's processor time; wire bytes "
-        f"are all that it sent, HTTP framing included. Medians of {num_rounds} interleaved rounds, with the "
+        f"handler sends the very bytes of our messages; {sse}. CPU is the server's processor time; wire "
+        f"bytes are all that it sent, HTTP framing included. Medians of {num_rounds} interleaved rounds, with the "
         "least and the greatest."
     )
 
