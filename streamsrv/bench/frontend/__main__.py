@@ -65,7 +65,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--profile", action="store_true", help="show where our server's time goes instead, with 256 streams"
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.json is not None and not arguments.json.parent.is_dir():
+        parser.error(
+            f"--json {arguments.json}: there is no folder {arguments.json.parent}"
+        )  # not after minutes
+    return arguments
 
 
 def _positive(text: str) -> int:
@@ -78,7 +83,7 @@ def _streams(text: str) -> tuple[int, ...]:
     counts = tuple(_positive(part) for part in text.split(","))
     for count in counts:
         if count > MOST_STREAMS:
-            raise argparse.ArgumentTypeError(f"{count} is more than {MOST_STREAMS} streams")
+            raise argparse.ArgumentTypeError(f"{count} streams are too many; at most {MOST_STREAMS} fit")
     return counts
 
 
@@ -134,8 +139,8 @@ def _how(cores: Cores, h2load: str | None, num_rounds: int) -> str:
         "the first has one and goes at once, the others are cut when all is there; 'ready' sends what there "
         "is whenever the last message has gone. Streams' first and last messages are counted. The bare "
         f"handler sends the very bytes of our messages; {sse}. CPU is the server's processor time; wire "
-        f"bytes are all that it sent, HTTP framing included. Medians of {num_rounds} interleaved rounds, with the "
-        "least and the greatest."
+        f"bytes are all that it sent, HTTP framing included. Medians of {num_rounds} interleaved rounds, "
+        "with the least and the greatest."
     )
 
 
