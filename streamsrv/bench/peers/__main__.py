@@ -212,18 +212,19 @@ def _own_precision(flags: Seq[str]) -> str:
 def _what_was_done(plan: _Plan, size: PeerSize, results: Results, versions: dict[str, str]) -> str:
     driven = "; ".join(f"{name}: {PEERS[name].driven}" for name in plan.peers)
     named = ", ".join(f"{name} {version}" for name, version in versions.items())
+    rounds = "one round" if plan.num_rounds == 1 else f"{plan.num_rounds} rounds"
     return (
         f"N streams at the same time: the same prompts of {plan.num_prompt_tokens} token ids, no two alike, "
         f"{plan.max_tokens} tokens out, greedy; {size.num_threads} threads each, on the same processors. The "
         f"weights are those of {model_path('demo').name}, converted where another form is faster. {OURS} is "
         f"served over gRPC to a Python client on the same processors. {driven}. Prefix caches and prompt "
-        f"lookup are off. {plan.num_rounds} rounds, one at a time in changing order; the others are loaded "
-        f"and idle (together at most {100 * results.idle_cpu:.1f}% of a processor). Medians; a ratio is "
-        f"{OURS}' number divided by the peer's in the same round: the median, with the least and the "
+        f"lookup are off. {rounds.capitalize()}, each running alone, in changing order; others are loaded "
+        f"and idle (together they took at most {100 * results.idle_cpu:.1f}% of a processor). Medians; a "
+        "ratio is our number divided by the peer's of the same round: the median, with the least and the "
         "greatest. Tokens/s are of the whole run; decode: while all streams had their first token and none "
-        "its last. Inter-token times count a message's first token for all of the wait, its others for none. "
-        "Same first token: the part of the prompts after which it begins as ours does. All were asked what "
-        f"is known before, and each output's length was checked. Versions: {named}."
+        "its last. Of the tokens of a message, the first counts all of the wait and the others none. Same "
+        "first token: the part of the prompts after which a peer begins as ours does. Before, each was asked "
+        f"what is known, and of each output the length was checked. Versions: {named}."
     )
 
 

@@ -88,12 +88,20 @@ class Rounds:
         self, contestants: dict[str, Contestant], name: str, prompts: Seq[Seq[int]], max_tokens: int
     ) -> list[PeerStream]:
         """Let one run, and see that the others rest."""
-        clocks = [CpuClock(other.pid) for other_name, other in contestants.items() if other_name != name]
-        before_s = sum(clock.seconds() for clock in clocks)
+        others = [contestant for other, contestant in contestants.items() if other != name]
+        before_s = sum(map(_cpu_s, others))
         streams = await contestants[name].run(prompts, max_tokens)
-        idle_s = sum(clock.seconds() for clock in clocks) - before_s
+        idle_s = sum(map(_cpu_s, others)) - before_s
         took_s = max((stream.last_s for stream in streams if stream.arrivals), default=0.0)
         # Times are told in hundredths of a second: of a short run nothing can be said.
         if took_s >= 1:
             self._results.idle_cpu = max(self._results.idle_cpu, idle_s / took_s)
         return streams
+
+
+def _cpu_s(contestant: Contestant) -> float:
+    """Processor time so far; 0 for one whose process has ended, which its own turn will show."""
+    try:
+        return CpuClock(contestant.pid).seconds()
+    except BenchError:
+        return 0.0

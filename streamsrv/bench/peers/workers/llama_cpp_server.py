@@ -24,7 +24,9 @@ class LlamaCppServer:
         params.cache_prompt = False
         params.cache_ram_mib = 0
         self._server = library.Server(params)
-        self._features = library.get_system_info()
+        # As "CPU : AVX2 = 1 | FMA = 1 | ".
+        told = [part.split(" = ") for part in library.get_system_info().split(":")[-1].split("|")]
+        self._features = " ".join(part[0].strip() for part in told if part[1:] == ["1 "])
 
     def describe(self) -> dict[str, str]:
         """Name what runs, and where."""
