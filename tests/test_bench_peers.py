@@ -123,18 +123,31 @@ async def test_what_warms_up_is_not_counted() -> None:
     assert [len(rounds) for rounds in results.figures[2].values()] == [2, 2]
 
 
-async def test_a_peer_that_fails_is_left_out_from_there_on_and_the_others_go_on() -> None:
+async def test_a_peer_that_fails_is_no_longer_run_with_so_many_streams_and_the_others_go_on() -> None:
     broken = Contestant(2, fails_from=2)
     results = await compare({OURS: Contestant(1), "a": broken, "b": Contestant(3)})
     assert len(broken.prompts) == 3
-    assert results.failures == {"a": "with 2 streams its process ended: Killed | by\nsomeone"}
+    assert results.failed_at == {2: {"a": "its process ended: Killed | by\nsomeone"}}
     assert [len(results.figures[2][name]) for name in (OURS, "a", "b")] == [3, 1, 3]
 
 
 async def test_a_peer_whose_outputs_are_too_short_is_not_compared() -> None:
     results = await compare({OURS: Contestant(1), "a": Contestant(1, num_tokens=4)})
-    assert "4 tokens" in results.failures["a"]
+    assert "4 tokens" in results.failed_at[2]["a"]
     assert "a" not in results.figures[2]
+
+
+async def test_a_peer_that_takes_fewer_streams_is_compared_with_as_many_as_it_takes() -> None:
+    class Small(Contestant):
+        async def run(self, prompts: Seq[Seq[int]], max_tokens: int) -> list[PeerStream]:
+            if len(prompts) > 2:
+                raise BenchError("at most 2")
+            return await super().run(prompts, max_tokens)
+
+    results = await compare({OURS: Contestant(1), "a": Small(1)}, batches=(2, 3))
+    assert len(results.figures[2]["a"]) == 3
+    assert results.failed_at == {3: {"a": "at most 2"}}
+    assert "not measured: at most 2" in peers_table(results, {OURS: "", "a": ""}, (2, 3)).splitlines()[-1]
 
 
 async def test_our_own_failure_ends_the_comparison() -> None:
@@ -156,9 +169,7 @@ async def test_the_table_has_a_row_for_each_with_the_median_ratio_and_its_range(
 async def test_what_could_not_be_measured_is_a_row_that_says_why() -> None:
     results = await compare({OURS: Contestant(1), "a": Contestant(2, fails_from=0)})
     line = peers_table(results, {OURS: "int8", "a": "bf16"}, (2,)).splitlines()[-1]
-    assert (
-        "| 2 | a | bf16 | not measured: with 2 streams its process ended: Killed \\| by someone | - |" in line
-    )
+    assert "| 2 | a | bf16 | not measured: its process ended: Killed \\| by someone | - |" in line
     assert line.count(" | ") == 11
 
 

@@ -89,14 +89,23 @@ def _digest(source: Path) -> str:
 
 
 _LLAMA_CPP = ("xllamacpp>=2026.10,<2026.11",)
+_OPENVINO = "openvino-genai>=2026.4.1,<2026.5"
 _PEERS = (
     Peer(
         name="openvino-genai",
-        requirements=("openvino-genai>=2026.4.1,<2026.5", "nncf>=3.4,<3.5"),
+        requirements=(_OPENVINO, "nncf>=3.4,<3.5"),
         precision="int8 per channel, cache f16",
         driven="its continuous batching stepped in process, with no server or client around it",
         module="openvino_loop",
         convert=_openvino_model,
+    ),
+    Peer(
+        name="openvino-genai-gguf",
+        requirements=(_OPENVINO,),
+        precision="int4 in blocks (as it reads the file), cache by its default",
+        driven="the same with the file as it is and default settings",
+        module="openvino_loop",
+        convert=_as_it_is,
     ),
     Peer(
         name="llama.cpp",
@@ -118,7 +127,8 @@ _PEERS = (
         name="onnxruntime-genai",
         requirements=("onnxruntime-genai>=0.18,<0.19", "onnxruntime>=1.32,<1.33", "onnx>=1.19,<1.24"),
         precision="int8 in blocks of 32, cache f32",
-        driven="its generator over all prompts as one batch, in process, with no server or client around it",
+        driven="its generator over batches of at most 32 prompts, one after another, in process (its "
+        "continuous batching takes a GPU)",
         module="onnxruntime_loop",
         convert=_onnxruntime_model,
     ),

@@ -78,7 +78,8 @@ class PeerProcess:
             async with asyncio.timeout(limit_s):
                 line = await self._process.stdout.readline()
         except TimeoutError:
-            raise BenchError(f"it gave no answer in {limit_s:g} s") from None
+            self._process.kill()  # a late answer would be taken for the next one
+            raise BenchError(f"it gave no answer in {limit_s:g} s, and was ended") from None
         if not line:
             self._log.seek(0)
             raise BenchError(f"its process ended: {last_line(self._log.read()) or 'it said nothing'}")

@@ -25,7 +25,9 @@ class Results:
     equal_firsts: dict[int, dict[str, list[float]]] = field(default_factory=dict)
     """The part of the prompts after which a contestant begins as ours does."""
     failures: dict[str, str] = field(default_factory=dict)
-    """Why a contestant is not, or no longer, measured."""
+    """Why a contestant could not be started."""
+    failed_at: dict[int, dict[str, str]] = field(default_factory=dict)
+    """Why a contestant is not, or no longer, measured with so many streams."""
     idle_cpu: float = 0.0
     """The most that those together took whose turn it was not, in processors."""
 
@@ -49,12 +51,13 @@ class Rounds:
         """Run all, with a round before that warms up and is not counted.
 
         Raises:
-            BenchError: ours failed. A peer that fails is left out from there on.
+            BenchError: ours failed. A peer that fails is no longer run with so many streams.
         """
         for number in range(-1, num_rounds):
             for batch in batches:
                 say(f"{batch} streams, round {number + 1} of {num_rounds}")
-                names = [name for name in contestants if name not in self._results.failures]
+                failed = self._results.failed_at.get(batch, {})
+                names = [name for name in contestants if name not in failed]
                 turn = number % len(names)
                 await self._round(
                     {name: contestants[name] for name in names[turn:] + names[:turn]},
@@ -74,7 +77,7 @@ class Rounds:
             except BenchError as error:
                 if name == OURS:
                     raise
-                self._results.failures[name] = f"with {batch} streams {error}"
+                self._results.failed_at.setdefault(batch, {})[name] = str(error)
                 runs.pop(name, None)
         if not counts:
             return

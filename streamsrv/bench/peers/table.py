@@ -33,10 +33,10 @@ def peers_table(results: Results, precisions: dict[str, str], batches: Seq[int])
         by_name = results.figures.get(batch, {})
         for name, precision in precisions.items():
             if not by_name.get(name):
-                if name not in results.failures:
-                    continue
-                reason = "not measured" if batch != batches[0] else f"not measured: {results.failures[name]}"
-                rows.append([str(batch), name, precision, _cell(reason), *([_NOTHING] * 8)])
+                reason = results.failures.get(name) or results.failed_at.get(batch, {}).get(name, "")
+                rows.append(
+                    [str(batch), name, precision, _cell(f"not measured: {reason}"), *([_NOTHING] * 8)]
+                )
                 continue
             cells = [
                 text
@@ -65,7 +65,12 @@ def peers_json(results: Results, precisions: dict[str, str]) -> dict[str, object
         for name, rounds in by_name.items()
         for number, figures in enumerate(rounds)
     ]
-    return {"runs": runs, "not_measured": results.failures, "idle_cpu": results.idle_cpu}
+    return {
+        "runs": runs,
+        "not_started": results.failures,
+        "failed_with_streams": results.failed_at,
+        "idle_cpu": results.idle_cpu,
+    }
 
 
 def _value_and_ratio(

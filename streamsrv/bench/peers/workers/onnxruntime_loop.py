@@ -6,6 +6,9 @@ import time
 from importlib.metadata import version
 from typing import Any
 
+_MAX_BATCH = 32
+"""What a generator takes; it refuses more."""
+
 
 def open_peer(model: str, *, num_threads: int, num_streams: int, num_cells: int) -> "OnnxRuntimeLoop":
     """Open a folder with a genai_config.json; a batch's cache is made when it begins."""
@@ -30,8 +33,14 @@ class OnnxRuntimeLoop:
         return {"version": version("onnxruntime-genai"), "features": f"onnxruntime {version('onnxruntime')}"}
 
     def run(self, prompts: list[list[int]], max_tokens: int) -> list[Any]:
-        """Generate `max_tokens` for each prompt, greedily; prompts have one length."""
+        """Generate `max_tokens` for each prompt, greedily, batch after batch; prompts have one length."""
         began_s = time.perf_counter()
+        streams: list[Any] = []
+        for first in range(0, len(prompts), _MAX_BATCH):
+            streams += self._batch(prompts[first : first + _MAX_BATCH], max_tokens, began_s)
+        return streams
+
+    def _batch(self, prompts: list[list[int]], max_tokens: int, began_s: float) -> list[Any]:
         length = len(prompts[0]) + max_tokens
         params = self._genai.GeneratorParams(self._model)
         # Below the least length no end is chosen.

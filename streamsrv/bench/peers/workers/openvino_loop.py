@@ -11,7 +11,7 @@ _BLOCK_SIZE = 32
 
 
 def open_peer(model: str, *, num_threads: int, num_streams: int, num_cells: int) -> "OpenVinoLoop":
-    """Open a folder with a model and the GGUF file that its tokenizer comes from."""
+    """Open a folder with a model and the GGUF file that its tokenizer comes from, or a GGUF file alone."""
     return OpenVinoLoop(model, num_threads, num_streams, num_cells)
 
 
@@ -27,15 +27,15 @@ class OpenVinoLoop:
         config.max_num_seqs = num_streams
         config.enable_prefix_caching = False
         config.num_kv_blocks = num_streams * (num_cells // _BLOCK_SIZE + 2)
-        self._pipeline = self._genai.ContinuousBatchingPipeline(
-            model,
-            self._genai.Tokenizer(f"{model}/tokenizer.gguf"),
-            config,
-            "CPU",
-            INFERENCE_NUM_THREADS=num_threads,
-            KV_CACHE_PRECISION="f16",
-            INFERENCE_PRECISION_HINT="f32",
-        )
+        settings = {"INFERENCE_NUM_THREADS": num_threads}
+        if model.endswith(".gguf"):  # all else by its own defaults
+            self._pipeline = self._genai.ContinuousBatchingPipeline(model, config, "CPU", settings)
+        else:
+            tokenizer = self._genai.Tokenizer(f"{model}/tokenizer.gguf")
+            exact = {"KV_CACHE_PRECISION": "f16", "INFERENCE_PRECISION_HINT": "f32"}
+            self._pipeline = self._genai.ContinuousBatchingPipeline(
+                model, tokenizer, config, "CPU", **settings, **exact
+            )
         self._next_id = 0
 
     def describe(self) -> dict[str, str]:
