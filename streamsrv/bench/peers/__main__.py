@@ -1,6 +1,6 @@
 """Compare streamsrv with other engines and servers on this machine, and print a table of Markdown.
 
-Each gets the demo model's weights in the form that it is fastest with, the same prompts (token ids, no two
+Each gets the demo model's weights in a form that it is fast with, the same prompts (token ids, no two
 alike), the same processors and as many threads, and decodes greedily. Each has a virtual environment of its
 own, which is made the first time and used again. One runs at a time, in turn. A peer that cannot be
 installed or started is a row that says why. Nothing but the installing needs the network.
@@ -216,7 +216,7 @@ def _what_was_done(plan: _Plan, size: PeerSize, results: Results, versions: dict
     return (
         f"N streams at the same time: the same prompts of {plan.num_prompt_tokens} token ids, no two alike, "
         f"{plan.max_tokens} tokens out, greedy; {size.num_threads} threads each, on the same processors. The "
-        f"weights are those of {model_path('demo').name}, converted where another form is faster. {OURS} is "
+        f"weights are those of {model_path('demo').name}, converted as the table says. {OURS} is "
         f"served over gRPC to a Python client on the same processors. {driven}. Prefix caches and prompt "
         f"lookup are off. {rounds.capitalize()}, each running alone, in changing order; others are loaded "
         f"and idle (together they took at most {100 * results.idle_cpu:.1f}% of a processor). Medians; a "
