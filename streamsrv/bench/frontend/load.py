@@ -9,7 +9,7 @@ from enum import Enum
 from pathlib import Path
 
 from streamsrv.bench.errors import BenchError
-from streamsrv.bench.frontend.process import on_core
+from streamsrv.bench.processes import on_core
 from streamsrv.config import Address
 
 STREAMS_PER_CONNECTION = 64

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from streamsrv.bench.errors import BenchError
-from streamsrv.bench.frontend.process import on_core, pinned_process
 from streamsrv.bench.frontend.profiled import begin_file, end_file, read_profile
 from streamsrv.bench.frontend.rig import SERVE_FLAGS, Cores, Rig
 from streamsrv.bench.frontend.sample import Sample
 from streamsrv.bench.frontend.sampler import Profile
 from streamsrv.bench.frontend.variant import EIGHT, ONE, PACED, Server, Variant
+from streamsrv.bench.processes import LISTENING, listening_process, on_core
 from streamsrv.bench.suite.markdown import section
 
 NUM_STREAMS = 256
@@ -91,8 +91,8 @@ async def _profile(
     with tempfile.TemporaryDirectory() as name, on_core(cores.load):
         path = Path(name) / "profile"
         command = ("-m", "streamsrv.bench.frontend.profiled", str(path), "serve", *SERVE_FLAGS)
-        says = ("listening on ", "metrics on ")
-        async with pinned_process(cores.server, *command, says=says) as process:
+        says = (LISTENING, "metrics on ")
+        async with listening_process("the server", *command, says=says, core=cores.server) as process:
             rig = Rig({Server.OURS: process}, Path(name), cores, h2load)
             await rig.run(variant, num_streams, num_streams)
             begin_file(path).touch()

@@ -19,10 +19,10 @@ from streamsrv.bench.errors import BenchError
 from streamsrv.bench.frontend.bare_server import SERVICE
 from streamsrv.bench.frontend.load import Protocol, Target, put_load
 from streamsrv.bench.frontend.prefixed import pack
-from streamsrv.bench.frontend.process import PinnedProcess, on_core, pinned_process
 from streamsrv.bench.frontend.sample import Sample
 from streamsrv.bench.frontend.sse_server import PATH, is_installed, merged
 from streamsrv.bench.frontend.variant import BARE_EIGHT, BARE_ONE, Server, Variant, ours
+from streamsrv.bench.processes import LISTENING, ListeningProcess, listening_process, on_core
 from streamsrv.bench.suite.sse import sse_events
 from streamsrv.chunks import ChunkDecoder
 from streamsrv.client import make_request
@@ -85,7 +85,7 @@ class Rig:
     """Runs one variant at a time against servers that are there for all of them."""
 
     def __init__(
-        self, servers: dict[Server, PinnedProcess], folder: Path, cores: Cores, h2load: str | None
+        self, servers: dict[Server, ListeningProcess], folder: Path, cores: Cores, h2load: str | None
     ) -> None:
         """Files for the requests go to `folder`; without `h2load` our own client is used."""
         self._servers = servers
@@ -188,7 +188,7 @@ async def running_rig(cores: Cores, h2load: str | None) -> AsyncIterator[Rig]:
         async with contextlib.AsyncExitStack() as stack:
             serve = ("-m", "streamsrv", "serve", *SERVE_FLAGS)
             mine = await stack.enter_async_context(
-                pinned_process(cores.server, *serve, says=("listening on ", "metrics on "))
+                listening_process("the server", *serve, says=(LISTENING, "metrics on "), core=cores.server)
             )
             files, num_messages = [], {}
             pieces: list[str] = []
@@ -203,12 +203,21 @@ async def running_rig(cores: Cores, h2load: str | None) -> AsyncIterator[Rig]:
             texts_path = folder / "texts"
             texts_path.write_text(json.dumps(pieces))
             bare = await stack.enter_async_context(
-                pinned_process(cores.server, "-m", "streamsrv.bench.frontend.bare_server", *files)
+                listening_process(
+                    "the bare handler",
+                    "-m",
+                    "streamsrv.bench.frontend.bare_server",
+                    *files,
+                    core=cores.server,
+                )
             )
             servers = {Server.OURS: mine, Server.BARE: bare}
             if is_installed():
                 servers[Server.SSE] = await stack.enter_async_context(
-                    pinned_process(cores.server, "-m", "streamsrv.bench.frontend.sse_server", str(texts_path))
+                    listening_process(
+                        *("the SSE server", "-m", "streamsrv.bench.frontend.sse_server", str(texts_path)),
+                        core=cores.server,
+                    )
                 )
             rig = Rig(servers, folder, cores, h2load)
             rig.num_bare_messages, rig.pieces = num_messages, pieces

@@ -8,8 +8,8 @@ from collections.abc import Sequence as Seq
 from contextlib import asynccontextmanager
 
 from streamsrv.bench.errors import BenchError
+from streamsrv.bench.processes import clean_environment
 from streamsrv.bench.suite.direct_loop import DirectTimes
-from streamsrv.bench.suite.server_process import clean_environment
 
 _MAX_LINE_BYTES = 1 << 20
 

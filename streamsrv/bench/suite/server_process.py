@@ -1,10 +1,5 @@
 """A server in a process of its own, as a user starts it."""
 
-import asyncio
-import contextlib
-import os
-import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from streamsrv.bench.errors import BenchError
-from streamsrv.config import ENV_PREFIX, Address
+from streamsrv.bench.processes import listening_process
+from streamsrv.config import Address
 
-_READY = "listening on "
 _START_S = 300.0
-_STOP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +31,6 @@ class ServerProcess:
         return _status_bytes(self.pid, "VmHWM:")
 
 
-def clean_environment() -> dict[str, str]:
-    """This process's variables without those that change a server's settings."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-
-
 @asynccontextmanager
 async def server_process(*flags: str) -> AsyncIterator[ServerProcess]:
     """Run `streamsrv serve` on a free port; inside, it is ready. Leaving stops it.
@@ -49,42 +38,10 @@ async def server_process(*flags: str) -> AsyncIterator[ServerProcess]:
     Raises:
         BenchError: it ended, or took minutes, before it was ready; its last words are mentioned.
     """
-    with tempfile.TemporaryFile() as errors:
-        began_s = time.perf_counter()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "streamsrv", "serve", "--listen", "127.0.0.1:0"),
-            *("--log-level", "warning", *flags),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=errors,
-            env=clean_environment(),
-        )
-        try:
-            assert process.stdout is not None
-            line = ""
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_START_S):
-                    line = (await process.stdout.readline()).decode().strip()
-            ready_s = time.perf_counter() - began_s
-            if not line.startswith(_READY):
-                errors.seek(0)
-                last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
-                raise BenchError(
-                    f"the server did not start: {last or line or f'it said nothing in {_START_S:g} s'}"
-                )
-            yield ServerProcess(process.pid, Address.parse(line.removeprefix(_READY), "its address"), ready_s)
-        finally:
-            await _stop(process)
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.terminate()
-    try:
-        async with asyncio.timeout(_STOP_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
+    began_s = time.perf_counter()
+    serve = ("-m", "streamsrv", "serve", "--listen", "127.0.0.1:0", "--log-level", "warning", *flags)
+    async with listening_process("the server", *serve, start_s=_START_S) as process:
+        yield ServerProcess(process.pid, process.addresses[0], time.perf_counter() - began_s)
 
 
 def _status_bytes(pid: int, name: str) -> int:

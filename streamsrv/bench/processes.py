@@ -1,4 +1,4 @@
-"""Servers as processes of their own, kept to one processor."""
+"""Processes that say where they listen."""
 
 import asyncio
 import contextlib
@@ -10,20 +10,24 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from streamsrv.bench.errors import BenchError
-from streamsrv.bench.suite.server_process import clean_environment
-from streamsrv.config import Address
+from streamsrv.config import ENV_PREFIX, Address
 
-_START_S = 60.0
-_STOP_S = 10.0
+LISTENING = "listening on "
+_STOP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class PinnedProcess:
+class ListeningProcess:
     """A process that has said where it listens."""
 
     pid: int
     addresses: tuple[Address, ...]
     """In the order in which they were asked for."""
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's variables without those that change a server's settings."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
 
 
 @contextmanager
@@ -39,13 +43,19 @@ def on_core(core: int | None) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def pinned_process(
-    core: int | None, *arguments: str, says: tuple[str, ...] = ("listening on ",)
-) -> AsyncIterator[PinnedProcess]:
-    """Run `python ARGUMENTS` on a processor; inside, it has said its lines. Leaving stops it.
+async def listening_process(
+    name: str,
+    *arguments: str,
+    says: tuple[str, ...] = (LISTENING,),
+    start_s: float = 60.0,
+    core: int | None = None,
+) -> AsyncIterator[ListeningProcess]:
+    """Run `python ARGUMENTS`, on a processor if one is given; inside, it has said its lines.
+
+    Leaving stops it.
 
     Raises:
-        BenchError: it ended, or took a minute, before it was ready; its last words are mentioned.
+        BenchError: it ended, or took longer than `start_s` for a line; `name` and its last words are in it.
     """
     with tempfile.TemporaryFile() as errors:
         with on_core(core):
@@ -58,23 +68,23 @@ async def pinned_process(
         try:
             addresses = []
             for beginning in says:
-                line = await _line(process)
+                line = await _line(process, start_s)
                 if not line.startswith(beginning):
                     errors.seek(0)
                     last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
                     raise BenchError(
-                        f"{' '.join(arguments[:3])} did not start: {last or line or 'it said nothing'}"
+                        f"{name} did not start: {last or line or f'it said nothing in {start_s:g} s'}"
                     )
                 addresses.append(Address.parse(line.removeprefix(beginning), "its address"))
-            yield PinnedProcess(process.pid, tuple(addresses))
+            yield ListeningProcess(process.pid, tuple(addresses))
         finally:
             await _stop(process)
 
 
-async def _line(process: asyncio.subprocess.Process) -> str:
+async def _line(process: asyncio.subprocess.Process, limit_s: float) -> str:
     assert process.stdout is not None
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_START_S):
+        async with asyncio.timeout(limit_s):
             return (await process.stdout.readline()).decode().strip()
     return ""
 
