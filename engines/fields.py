@@ -8,6 +8,8 @@ from engines.api import CheckpointError
 
 MAX_INTEGER = 2**31 - 1
 """Largest count or id that a setting may hold; engines index with 32 bits."""
+MAX_LAYERS = 10_000
+"""More than any model has; a damaged file's billions would be listed, layer by layer, before one was missed."""
 
 
 class Fields:
@@ -22,15 +24,17 @@ class Fields:
         self._path = path
         self._prefix = prefix
 
-    def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """Read a whole number of at least `least`."""
+    def integer(
+        self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_INTEGER
+    ) -> int:
+        """Read a whole number from `least` to `most`."""
         value = self._get(key, default)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]  # GGUF gives some counts once per layer
         if isinstance(value, float) and value.is_integer():
             value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_INTEGER:
-            raise self._wrong(key, value, f"a whole number from {least} to {MAX_INTEGER}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self._wrong(key, value, f"a whole number from {least} to {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

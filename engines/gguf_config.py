@@ -10,7 +10,7 @@ from gguf.constants import GGMLQuantizationType
 
 from engines.api import CheckpointError
 from engines.architecture import check_spec, family_of
-from engines.fields import Fields
+from engines.fields import MAX_LAYERS, Fields
 from engines.gguf_file import GgufFile
 from engines.hf_rope import say_what_is_left
 from engines.spec import Activation, Family, ModelSpec, SlidingWindow
@@ -102,7 +102,7 @@ def read_spec(file: GgufFile) -> ModelSpec:
         )
     _refuse_soft_caps(fields, file.path)
     is_gemma = family is Family.GEMMA3
-    num_layers = fields.integer("block_count")
+    num_layers = fields.integer("block_count", most=MAX_LAYERS)
     rope = (
         _phi3_rope(file, fields, head_dim) if family is Family.PHI3 else _rope(file, fields, family, head_dim)
     )

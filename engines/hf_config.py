@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engines.api import CheckpointError
 from engines.architecture import check_spec, family_of
-from engines.fields import Fields
+from engines.fields import MAX_LAYERS, Fields
 from engines.hf_rope import read_rope
 from engines.spec import Activation, Family, ModelSpec, SlidingWindow
 
@@ -105,7 +105,7 @@ def read_config(path: Path, name: str, has_lm_head: bool) -> ModelSpec:
     defaults = _DEFAULTS.get(family, _Defaults())
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads", defaults.num_heads)
-    num_layers = fields.integer("num_hidden_layers")
+    num_layers = fields.integer("num_hidden_layers", most=MAX_LAYERS)
     head_dim = fields.integer("head_dim", defaults.head_dim or hidden_size // num_heads)
     context_length = fields.integer("max_position_embeddings", defaults.context_length)
     rope = read_rope(fields, path, family, head_dim, context_length, defaults.rope_theta)
