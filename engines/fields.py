@@ -9,7 +9,7 @@ from engines.api import CheckpointError
 MAX_INTEGER = 2**31 - 1
 """Largest count or id that a setting may hold; engines index with 32 bits."""
 MAX_LAYERS = 10_000
-"""More than any model has; a damaged file's billions would be listed, layer by layer, before one was missed."""
+"""More than any model has; of a damaged file's billions each would be listed before one was missed."""
 
 
 class Fields:
