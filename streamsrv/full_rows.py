@@ -19,6 +19,9 @@ from streamsrv.candidates import (
 )
 from streamsrv.request import SamplingParams
 
+NO_FINITE_MAXIMUM = "a row of logits has no finite maximum"
+"""Says that the engine has computed nonsense."""
+
 # How many of a row's best tokens are looked at, first and then, before all of it is put in order.
 _NUMS_BEST = (64, 2048)
 # Rows taken together. NumPy lets go of the interpreter for as long as a call takes, so that another thread
@@ -166,7 +169,7 @@ def _least_of_best(rows: FloatArray, num_best: int) -> tuple[FloatArray, FloatAr
         tops = np.maximum(bests.max(axis=1), rows[:, columns[0].size :].max(axis=1, initial=-np.inf))
         least = np.partition(bests, -num_best, axis=1)[:, -num_best]
     if not np.isfinite(tops).all():
-        raise ValueError("a row of logits has no finite maximum")
+        raise ValueError(NO_FINITE_MAXIMUM)
     return tops, least
 
 

@@ -25,7 +25,7 @@ from streamsrv.candidates import (
     place_of,
 )
 from streamsrv.constraint.mask import MaskArray, apply_mask
-from streamsrv.full_rows import choose_among_best
+from streamsrv.full_rows import NO_FINITE_MAXIMUM, choose_among_best
 from streamsrv.logit_changes import LogitChanges, changes_logits
 from streamsrv.request import SamplingParams
 
@@ -37,7 +37,6 @@ NOTHING_LEFT = -2
 # four, 7.7 in two.
 _WARM = 1.1
 _DEEP = 7.0
-_NONSENSE = "a row of logits has no finite maximum"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +196,7 @@ def _choose_in_full_rows(
             continue  # its best is looked at below
         best = each.argmax()
         if not np.isfinite(each[best]):
-            raise ValueError(_NONSENSE)
+            raise ValueError(NO_FINITE_MAXIMUM)
         if not row.is_unchanged:
             row.change(each)
             best = each.argmax()
@@ -237,4 +236,4 @@ def choose_in_full(logits: FloatArray, params: SamplingParams, point: float) -> 
 
 def _check_finite(values: FloatArray) -> None:
     if not np.isfinite(values).all():
-        raise ValueError(_NONSENSE)
+        raise ValueError(NO_FINITE_MAXIMUM)
