@@ -236,20 +236,158 @@ async def test_the_command_prints_a_report_for_each_load_and_draws_them(tmp_path
     assert plot.read_text().count("requests due a second") == 2
 
 
-async def test_a_command_that_is_interrupted_leaves_no_process_behind() -> None:
-    async with running(ScriptedEngine(step_s=0.02)) as server:
-        process = await started("--server", server.target, "--requests", "100000", "--processes", "2")
+class Steps:
+    """Counts an engine's steps, each as long as was last asked for."""
+
+    def __init__(self, step_s: float = 0.02) -> None:
+        self.count = 0
+        self.step_s = step_s
+
+    def __call__(self, _batch: StepBatch) -> None:
+        self.count += 1
+        time.sleep(self.step_s)
+
+    async def more(self, number: int) -> None:
+        enough = self.count + number
+        await until(lambda: self.count >= enough)
+
+
+def said(errors: bytes) -> list[str]:
+    """What a command says, without the notes that gRPC's core may write: a level, month and day, and more."""
+    notes = r"([IWEF]\d{4} |WARNING: All log messages before absl::)"
+    return [line for line in errors.decode().splitlines() if not re.match(notes, line)]
+
+
+STOPPING = "streamsrv: stopping; Ctrl-C again gives up at once"
+
+
+@pytest.mark.parametrize("load", [("--concurrency", "4"), ("--rate", "100")])
+async def test_a_load_that_is_interrupted_is_reported_as_far_as_it_went(
+    load: tuple[str, ...], tmp_path: Path
+) -> None:
+    steps, plot = Steps(), tmp_path / "plot.svg"
+    async with running(ScriptedEngine(before_step=steps)) as server:
+        process = await started(
+            *("--server", server.target, *load, "--requests", "100000", "--processes", "2"),
+            *("--max-tokens", "4", "--json", "--plot", str(plot)),
+        )
         await until(lambda: server.pool.num_running > 0)
+        await steps.more(20)
         children = load_processes_of(psutil.Process(process.pid))
         process.send_signal(signal.SIGINT)
         printed, errors = await process.communicate()
     assert process.returncode == 130, errors
-    assert printed == b""
-    # gRPC's core may write notes of its own: a level, month and day, and whatever it says.
-    notes = rb"([IWEF]\d{4} |WARNING: All log messages before absl::)"
-    assert [line for line in errors.splitlines() if not re.match(notes, line)] == []
     assert len(children) == 2
     assert not any(child.is_running() for child in children)
+    (measured,) = [json.loads(line) for line in printed.splitlines()]
+    report = measured["report"]
+    assert measured["was_stopped"]
+    assert report["num_completed"] > 0
+    assert report["num_cut"] > 0
+    assert report["errors"] == []
+    assert report["whole"]["num_output_tokens"] >= 4 * report["num_completed"]
+    assert any("the longest are missing" in note for note in report["notes"])
+    assert "Throughput" in plot.read_text()
+    assert said(errors) == [
+        STOPPING,
+        f"the plot is in {plot}",
+        f"streamsrv: interrupted after {report['num_completed']} of 100000 requests, which the report is of",
+    ]
+
+
+async def test_of_several_loads_those_before_the_interruption_are_summed_up() -> None:
+    steps = Steps(0.0)
+    async with running(ScriptedEngine(before_step=steps)) as server:
+        process = await started(
+            *("--server", server.target, "--concurrency", "1,2,4", "--requests", "60", "--max-tokens", "4")
+        )
+        assert process.stdout is not None
+        await process.stdout.readuntil(b"client processor time")
+        steps.step_s = 0.05
+        await steps.more(20)
+        process.send_signal(signal.SIGINT)
+        printed, errors = await process.communicate()
+    assert process.returncode == 130, errors
+    (second,) = re.findall(r"^closed loop, .*", printed.decode(), re.MULTILINE)
+    assert (
+        found := re.fullmatch(
+            r"closed loop, 2 clients: (\d+) requests completed, 0 failed, 2 cut off", second
+        )
+    )
+    summary = printed.decode().rpartition("clients ")[2].splitlines()[1:]
+    assert [line.split()[0] for line in summary[:2]] == ["1", "2"]
+    assert said(errors) == [
+        STOPPING,
+        f"streamsrv: interrupted after {found[1]} of 60 requests, which the report is of; loads not begun: 1",
+    ]
+
+
+async def test_an_interruption_before_a_request_has_ended_says_that_nothing_was_measured() -> None:
+    async with running(ScriptedEngine(step_s=0.02)) as server:
+        process = await started("--server", server.target, "--max-tokens", "3000", "--plot", "never.svg")
+        await until(lambda: server.pool.num_running == 8)
+        process.send_signal(signal.SIGINT)
+        printed, errors = await process.communicate()
+    assert (process.returncode, printed) == (130, b""), errors
+    assert said(errors) == [
+        STOPPING,
+        "streamsrv: interrupted; nothing of this load was measured: not one of 8 requests came to its end; "
+        "the load was stopped before",
+    ]
+
+
+async def test_an_interruption_in_the_warm_up_says_that_nothing_was_measured() -> None:
+    async with running(ScriptedEngine(step_s=0.02)) as server:
+        process = await started("--server", server.target, "--max-tokens", "3000", "--warmup", "2")
+        await until(lambda: server.pool.num_running == 2)
+        process.send_signal(signal.SIGINT)
+        printed, errors = await process.communicate()
+    assert (process.returncode, printed) == (130, b""), errors
+    assert said(errors) == [
+        STOPPING,
+        "streamsrv: interrupted; nothing of this load was measured: the load was stopped before it began",
+    ]
+
+
+async def test_an_interruption_before_the_server_has_answered_ends_at_once() -> None:
+    connected = asyncio.Event()
+
+    async def silent(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.set()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        process = await started("--server", f"{host}:{port}")
+        await connected.wait()
+        process.send_signal(signal.SIGINT)
+        printed, errors = await process.communicate()
+    assert (process.returncode, printed) == (130, b""), errors
+    assert said(errors) == ["streamsrv: interrupted before the load began; nothing was measured"]
+
+
+async def test_a_second_interruption_gives_up_on_load_processes_that_do_not_answer() -> None:
+    async with running(ScriptedEngine(step_s=0.02)) as server:
+        process = await started("--server", server.target, "--requests", "100000", "--processes", "2")
+        await until(lambda: server.pool.num_running > 0)
+        children = load_processes_of(psutil.Process(process.pid))
+        for child in children:
+            child.suspend()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        await process.stderr.readuntil(STOPPING.encode())
+        process.send_signal(signal.SIGINT)
+        printed, errors = await process.communicate()
+    assert (process.returncode, printed) == (130, b""), errors
+    assert said(errors) == ["", "streamsrv: interrupted twice; gave up without a report"]
+    assert len(children) == 2
+    assert not any(child.is_running() for child in children)
+
+
+async def test_load_processes_do_not_hear_the_terminals_interrupts() -> None:
+    async with running() as server, bench(endpoint(server), Workload(SHAPE), seed=5, num_processes=2):
+        children = load_processes_of(psutil.Process())
+        assert {os.getpgid(child.pid) for child in children}.isdisjoint({os.getpgid(0)})
 
 
 async def test_a_load_process_that_ends_is_an_error_and_not_a_wait() -> None:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from streamsrv.bench.errors import BenchError
@@ -135,3 +137,21 @@ def test_shares_of_a_load_are_joined_in_the_order_of_their_ends() -> None:
     assert closed == LoadRun(3, 0.0, 3.0, 1.5, (two, one))
     opened = LoadRun.merged([LoadRun(None, 0.0, 3.0, 3.0, (), 2.0), LoadRun(None, 0.0, 2.0, 2.0, (), 2.0)])
     assert opened == LoadRun(None, 0.0, 3.0, 2.0, (), 2.0)
+
+
+def test_requests_that_were_cut_off_count_for_the_rates_and_for_nothing_else() -> None:
+    done, cut = (replace(record(0.0, [(1.0, 1), (2.0, 1)]), was_cut=was_cut) for was_cut in (False, True))
+    report = LoadReport.of(run(done, cut, cut, concurrency=3, idle_s=2.0), client_cpu_s=0.0)
+    assert (report.num_completed, report.num_failed, report.num_cut) == (1, 0, 2)
+    assert report.whole.num_output_tokens == 6
+    assert report.tokens_per_message == 1.0
+    (note,) = report.notes
+    assert "stopped while 2 of its requests ran" in note
+
+
+def test_a_run_that_was_stopped_before_a_request_ended_says_so() -> None:
+    cut = replace(record(0.0, [(1.0, 1)]), was_cut=True)
+    with pytest.raises(
+        BenchError, match="not one of 1 requests came to its end; the load was stopped before"
+    ):
+        LoadReport.of(run(cut, concurrency=1, idle_s=1.0), client_cpu_s=0.0)

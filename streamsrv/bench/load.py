@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import grpc
 
+from streamsrv.bench.load_stop import LoadStop
 from streamsrv.client import Client
 from streamsrv.errors import CallFailedError, StreamCorruptError
 from streamsrv.v1 import inference_pb2 as pb
@@ -67,6 +68,8 @@ class RequestRecord:
     failure: Failure | None
     due_s: float | None = None
     """When it was to be sent; None where it was sent as soon as it could be."""
+    was_cut: bool = False
+    """Whether the load was stopped before this had ended: neither a success of the server nor a failure."""
 
     @property
     def num_tokens(self) -> int:
@@ -127,11 +130,13 @@ async def run_closed_loop(
     first_index: int = 0,
     timeout_s: float | None = None,
     on_record: Callable[[RequestRecord], None] = lambda _record: None,
+    stop: LoadStop | None = None,
 ) -> LoadRun:
     """Send requests `first_index` and on from `plan.concurrency` clients over one connection.
 
-    A request that has not ended after `timeout_s` fails.
+    A request that has not ended after `timeout_s` fails. `stop` ends the run at once.
     """
+    stop = stop or LoadStop()
     indices = itertools.count(first_index)
     end_index = None if plan.num_requests is None else first_index + plan.num_requests
     records: list[RequestRecord] = []
@@ -139,6 +144,8 @@ async def run_closed_loop(
     began_s = time.perf_counter()
 
     def next_index() -> int | None:
+        if stop.is_set:
+            return None
         if plan.duration_s is not None and time.perf_counter() - began_s >= plan.duration_s:
             return None
         index = next(indices)
@@ -148,8 +155,11 @@ async def run_closed_loop(
         pause_s = 0.0
         while (index := next_index()) is not None:
             if pause_s:
-                await asyncio.sleep(pause_s)
-            record, pause_s = await send_one(client, make_request(index), timeout_s=timeout_s)
+                async with stop.cutting():
+                    await asyncio.sleep(pause_s)
+                if stop.is_set:
+                    break
+            record, pause_s = await send_one(client, make_request(index), timeout_s=timeout_s, stop=stop)
             records.append(record)
             on_record(record)
         idle_s.append(time.perf_counter())
@@ -166,25 +176,30 @@ async def send_one(
     *,
     due_s: float | None = None,
     timeout_s: float | None = None,
+    stop: LoadStop | None = None,
 ) -> tuple[RequestRecord, float]:
     """Read one stream; what was seen, and how long a client is to wait before its next."""
+    stop = stop or LoadStop()
     began_s = time.perf_counter()
     arrivals: list[Arrival] = []
-    failure, pause_s, num_prompt_tokens = None, 0.0, 0
+    failure, pause_s, num_prompt_tokens, was_cut = None, 0.0, 0, True
     async with client.send(request, timeout_s=timeout_s) as stream:
         try:
-            num_prompt_tokens = (await stream.start()).num_prompt_tokens
-            async for chunk in stream:
-                if chunk.num_tokens:
-                    # One by one, so that those before an error are kept.
-                    arrivals.append(Arrival(time.perf_counter(), chunk.num_tokens))  # noqa: PERF401
+            async with stop.cutting():
+                num_prompt_tokens = (await stream.start()).num_prompt_tokens
+                async for chunk in stream:
+                    if chunk.num_tokens:
+                        # One by one, so that those before an error are kept.
+                        arrivals.append(Arrival(time.perf_counter(), chunk.num_tokens))  # noqa: PERF401
+                was_cut = False
         except CallFailedError as error:
-            failure = Failure(error.code, str(error))
+            failure, was_cut = Failure(error.code, str(error)), False
             pause_s = error.retry_after_s or _PAUSE_AFTER_ERROR_S
         except StreamCorruptError as error:
-            failure, pause_s = Failure(error.reason, str(error)), _PAUSE_AFTER_ERROR_S
+            failure, was_cut = Failure(error.reason, str(error)), False
+            pause_s = _PAUSE_AFTER_ERROR_S
     ended_s = time.perf_counter()
     record = RequestRecord(
-        began_s, ended_s, num_prompt_tokens, tuple(arrivals), stream.num_bytes, failure, due_s
+        began_s, ended_s, num_prompt_tokens, tuple(arrivals), stream.num_bytes, failure, due_s, was_cut
     )
     return record, pause_s

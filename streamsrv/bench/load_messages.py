@@ -58,6 +58,11 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class Stop:
+    """End the run now, and answer it with what was seen. A run that begins later ends at once."""
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The answer to a job: requests can be made."""
 

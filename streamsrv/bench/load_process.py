@@ -26,10 +26,12 @@ from streamsrv.bench.load_messages import (
     Progress,
     Ready,
     Run,
+    Stop,
     body_length,
     decode,
     encode,
 )
+from streamsrv.bench.load_stop import LoadStop
 from streamsrv.bench.open_loop import run_open_loop
 from streamsrv.bench.schedule import OpenPlan
 from streamsrv.bench.socket_bytes import SocketBytes
@@ -55,7 +57,8 @@ def main() -> None:
 
 async def _serve(write: Callable[[Any], None]) -> None:
     messages: asyncio.Queue[Any] = asyncio.Queue(1)
-    _read_messages(messages)
+    stop = LoadStop()
+    _read_messages(messages, stop)
     try:
         job: Job = await messages.get()
         async with job.endpoint.connect() as client:
@@ -63,19 +66,22 @@ async def _serve(write: Callable[[Any], None]) -> None:
             requests = await job.workload.requests(client, job.seed)
             write(Ready())
             while True:
-                write(await _run(client, job, requests, await messages.get(), write))
+                write(await _run(client, job, requests, await messages.get(), write, stop))
     except StreamsrvError as error:
         write(Failed(str(error)))
 
 
-def _read_messages(messages: asyncio.Queue[Any]) -> None:
+def _read_messages(messages: asyncio.Queue[Any], stop: LoadStop) -> None:
     """Read on a thread, which ends the process when whoever started it is gone, even in a run."""
     loop = asyncio.get_running_loop()
 
     def read() -> None:
         while len(header := sys.stdin.buffer.read(HEADER_BYTES)) == HEADER_BYTES:
             message = decode(sys.stdin.buffer.read(body_length(header)))
-            asyncio.run_coroutine_threadsafe(messages.put(message), loop)
+            if isinstance(message, Stop):
+                loop.call_soon_threadsafe(stop.set)
+            else:
+                asyncio.run_coroutine_threadsafe(messages.put(message), loop)
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
@@ -87,6 +93,7 @@ async def _run(
     requests: Callable[[int], pb.GenerateRequest],
     command: Run,
     write: Callable[[Any], None],
+    stop: LoadStop,
 ) -> Done:
     share, plan = command.share, command.plan
     port, timeout_s = job.endpoint.address.port, job.workload.timeout_s
@@ -109,7 +116,7 @@ async def _run(
         )
         await asyncio.sleep(max(command.begin_s - time.perf_counter(), 0.0))
         run = await run_closed_loop(
-            client, make_request, own_plan, timeout_s=timeout_s, on_record=reporter.add
+            client, make_request, own_plan, timeout_s=timeout_s, on_record=reporter.add, stop=stop
         )
     else:
         run = await run_open_loop(
@@ -121,6 +128,7 @@ async def _run(
             duration_s=plan.duration_s or 0.0,
             timeout_s=timeout_s,
             on_record=reporter.add,
+            stop=stop,
         )
     cpu_s, wire = cpu.seconds() - cpu_before_s, SocketBytes.now(port).since(wire_before)
     reporter.flush()
@@ -137,6 +145,8 @@ class _Reporter:
         self._told_s = time.perf_counter()
 
     def add(self, record: RequestRecord) -> None:
+        if record.was_cut:
+            return
         num_requests, num_tokens, num_failed = self._counts
         self._counts = (
             num_requests + 1,

@@ -20,6 +20,7 @@ from streamsrv.bench.load_messages import (
     Ready,
     Run,
     Share,
+    Stop,
     body_length,
     decode,
     encode,
@@ -47,13 +48,27 @@ class LoadProcesses:
     def __init__(self, processes: list[asyncio.subprocess.Process]) -> None:
         self._processes = processes
         self._next_index = 0
+        self._is_stopped = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._is_stopped
+
+    def stop(self) -> None:
+        """End the load that runs: `run` then gives what was seen until now. None runs after it."""
+        self._is_stopped = True
+        for process in self._processes:
+            _send(process, Stop())
 
     async def run(self, plan: Plan, on_progress: Callable[[Progress], None] = lambda _: None) -> JoinedRun:
         """Put one load on the server; its requests are others than all before.
 
         Raises:
-            BenchError: a process has ended, or could not do it.
+            BenchError: a process has ended, or could not do it, or all were stopped before.
         """
+        if self._is_stopped:
+            raise BenchError("the load was stopped before it began")
         most = len(self._processes) if plan.num_requests is None else plan.num_requests
         if isinstance(plan, LoadPlan):
             most = min(most, plan.concurrency)
@@ -109,6 +124,8 @@ async def load_processes(num_processes: int, job: Job) -> AsyncIterator[LoadProc
                     *(sys.executable, "-m", "streamsrv.bench.load_process"),
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
+                    # Ctrl-C is for whoever started this, which tells them; they would hear it, too.
+                    start_new_session=True,
                 )
             )
         processes = LoadProcesses(started)
@@ -122,7 +139,7 @@ async def load_processes(num_processes: int, job: Job) -> AsyncIterator[LoadProc
             await process.wait()
 
 
-def _send(process: asyncio.subprocess.Process, message: Job | Run) -> None:
+def _send(process: asyncio.subprocess.Process, message: Job | Run | Stop) -> None:
     assert process.stdin is not None
     process.stdin.write(encode(message))
 

@@ -28,6 +28,8 @@ class Measured:
     seed: int
     plan: Plan
     report: LoadReport
+    was_stopped: bool = False
+    """Whether the load was ended before its plan was; the report is of what came until then."""
 
     @property
     def load(self) -> float:
@@ -48,6 +50,15 @@ class Bench:
         self._processes = processes
         self._server_cpu = server_cpu
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._processes.is_stopped
+
+    def stop(self) -> None:
+        """End the load that runs: `run` then gives what was measured until now. None runs after it."""
+        self._processes.stop()
+
     async def run(
         self,
         plan: Plan,
@@ -58,7 +69,7 @@ class Bench:
         """Put a load on the server; `on_progress` does not hear of the warm-up.
 
         Raises:
-            BenchError: nothing could be measured.
+            BenchError: nothing could be measured, or nothing was before it was stopped.
         """
         if num_warmup:
             most = _WARM_UP_CONCURRENCY if isinstance(plan, OpenPlan) else plan.concurrency
@@ -73,7 +84,7 @@ class Bench:
             server_cpu_s=server_cpu_s,
             wire_bytes=joined.wire,
         )
-        return Measured(self._engine, self._version, self._seed, plan, report)
+        return Measured(self._engine, self._version, self._seed, plan, report, self.is_stopped)
 
 
 @asynccontextmanager

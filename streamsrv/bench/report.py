@@ -75,6 +75,8 @@ class LoadReport:
     client_cpu_s: float
     """Of all load processes."""
     num_client_processes: int = 1
+    num_cut: int = 0
+    """Requests that had not ended when the load was stopped. Their tokens are part of the rates."""
     offered_per_s: float | None = None
     """Requests a second that were due in an open loop."""
     lateness_s: Distribution | None = None
@@ -100,6 +102,11 @@ class LoadReport:
     def notes(self) -> tuple[str, ...]:
         """What a reader must know before believing the numbers."""
         notes = []
+        if self.num_cut:
+            notes.append(
+                f"the load was stopped while {self.num_cut} of its requests ran; the latencies are those of "
+                "requests that had ended, so the longest are missing from them"
+            )
         late = self.lateness_s
         if late is not None and late.p99 > _LATE_S:
             notes.append(
@@ -129,10 +136,15 @@ class LoadReport:
         Raises:
             BenchError: not one request came to its end.
         """
-        done = [record for record in run.records if record.failure is None]
+        done = [record for record in run.records if record.failure is None and not record.was_cut]
+        num_cut = sum(record.was_cut for record in run.records)
         errors = _errors(run.records)
         if not done:
-            detail = errors[0].message if errors else "the time was over before the first could begin"
+            detail = "the time was over before the first could begin"
+            if num_cut:
+                detail = "the load was stopped before"
+            if errors:
+                detail = errors[0].message
             raise BenchError(f"not one of {len(run.records)} requests came to its end; {detail}")
         arrivals = [arrival for record in done for arrival in record.arrivals]
         num_tokens = sum(arrival.num_tokens for arrival in arrivals)
@@ -154,6 +166,7 @@ class LoadReport:
             server_cpu_s=server_cpu_s,
             client_cpu_s=client_cpu_s,
             num_client_processes=num_client_processes,
+            num_cut=num_cut,
             offered_per_s=run.rate_per_s,
             lateness_s=Distribution.of([r.began_s - r.due_s for r in run.records if r.due_s is not None]),
         )

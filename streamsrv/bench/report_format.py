@@ -33,7 +33,8 @@ def as_lines(measured: Measured) -> Iterator[str]:
     """Lay it out for reading."""
     report = measured.report
     yield f"engine {measured.engine}, streamsrv {measured.version}, seed {measured.seed}"
-    yield f"{_load(measured)}: {report.num_completed} requests completed, {report.num_failed} failed"
+    cut = f", {report.num_cut} cut off" if measured.was_stopped else ""
+    yield f"{_load(measured)}: {report.num_completed} requests completed, {report.num_failed} failed{cut}"
     for error in report.errors:
         yield f"  {error.num} x {error.code}, the first: {error.message}"
     for note in report.notes:

@@ -1,6 +1,7 @@
 """`streamsrv bench`."""
 
 import argparse
+import asyncio
 import json
 import secrets
 import sys
@@ -12,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 
 from streamsrv.cli.bench_flags import add_load_flags, add_request_flags, endpoint_of, plans_of, workload_of
+from streamsrv.cli.interrupts import stopping_on_interrupt
 from streamsrv.cli.server_flags import add_api_key_flag, add_server_flag, add_tls_flags
 
 if TYPE_CHECKING:
     from streamsrv.bench.endpoint import Endpoint
     from streamsrv.bench.load_messages import Plan, Progress
-    from streamsrv.bench.measure import Measured
+    from streamsrv.bench.measure import Bench, Measured
     from streamsrv.bench.workload import Workload
 
 
@@ -32,7 +34,8 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
         "drawn before the first is sent; each goes out when it is due, whatever has not ended, and its "
         "latencies count from there, so that a server that stands still is not spared the requests that it "
         "would have had. Lists, as in --concurrency 1,8,32, are run one after the other. Outputs are greedy "
-        "and of an exact length.",
+        "and of an exact length. Ctrl-C ends the load and reports what was measured until then; a second one "
+        "gives that up, too.",
         epilog="The texts of --set and of the default prompts were written for this project.",
     )
     add_server_flag(bench)
@@ -65,12 +68,23 @@ def _bench(arguments: argparse.Namespace) -> None:
     if arguments.plot is not None:
         check_plot(arguments.plot)
     seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
-    list_ = uvloop.run(_measure(arguments, endpoint, plans, workload, seed))
+    list_: list[Measured] = []
+    try:
+        interruption = uvloop.run(_measure(arguments, endpoint, plans, workload, seed, list_))
+    except asyncio.CancelledError:
+        print("streamsrv: interrupted twice; gave up without a report", file=sys.stderr)
+        raise KeyboardInterrupt from None
+    except KeyboardInterrupt:
+        print("streamsrv: interrupted before the load began; nothing was measured", file=sys.stderr)
+        raise
     if len(list_) > 1 and not arguments.json:
         print("\n".join(summary_lines(list_)))
-    if arguments.plot is not None:
+    if arguments.plot is not None and list_:
         write_plot(list_, arguments.plot)
         print(f"the plot is in {arguments.plot}", file=sys.stderr)
+    if interruption is not None:
+        print(f"streamsrv: {interruption}", file=sys.stderr)
+        raise KeyboardInterrupt
 
 
 async def _measure(
@@ -79,12 +93,16 @@ async def _measure(
     plans: "list[Plan]",
     workload: "Workload",
     seed: int,
-) -> "list[Measured]":
-    """Run the loads and print each one's report as it is there."""
+    list_: "list[Measured]",
+) -> str | None:
+    """Run the loads, print each one's report as it is there, and add it to the list.
+
+    What Ctrl-C has cut short is told in a sentence; None if nothing was.
+    """
+    from streamsrv.bench.errors import BenchError
     from streamsrv.bench.measure import bench
     from streamsrv.bench.report_format import as_lines, as_object
 
-    list_ = []
     async with bench(
         endpoint,
         workload,
@@ -92,15 +110,39 @@ async def _measure(
         num_processes=arguments.processes,
         server_pid=arguments.server_pid,
     ) as running:
-        for plan in plans:
-            with _progress(plan, seed) as on_progress:
-                measured = await running.run(plan, num_warmup=arguments.warmup, on_progress=on_progress)
-            list_.append(measured)
-            if arguments.json:
-                print(json.dumps(as_object(measured)), flush=True)
-            else:
-                print("\n".join(as_lines(measured)), end="\n\n" if len(plans) > 1 else "\n", flush=True)
-    return list_
+        with stopping_on_interrupt(lambda: _stop(running)):
+            for number, plan in enumerate(plans, start=1):
+                left = "" if number == len(plans) else f"; loads not begun: {len(plans) - number}"
+                try:
+                    with _progress(plan, seed) as on_progress:
+                        measured = await running.run(
+                            plan, num_warmup=arguments.warmup, on_progress=on_progress
+                        )
+                except BenchError as error:
+                    if not running.is_stopped:
+                        raise
+                    return f"interrupted; nothing of this load was measured: {error}{left}"
+                list_.append(measured)
+                if arguments.json:
+                    print(json.dumps(as_object(measured)), flush=True)
+                else:
+                    print("\n".join(as_lines(measured)), end="\n\n" if len(plans) > 1 else "\n", flush=True)
+                if measured.was_stopped:
+                    return f"interrupted after {_covered(measured)}, which the report is of{left}"
+    return None
+
+
+def _stop(running: "Bench") -> None:
+    print("streamsrv: stopping; Ctrl-C again gives up at once", file=sys.stderr, flush=True)
+    running.stop()
+
+
+def _covered(measured: "Measured") -> str:
+    """Tell how much of its plan a load has come to."""
+    plan, report = measured.plan, measured.report
+    if plan.num_requests is None:
+        return f"{report.whole.seconds:.1f} of {plan.duration_s:g} s"
+    return f"{report.num_completed + report.num_failed} of {plan.num_requests} requests"
 
 
 @contextmanager
