@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -234,6 +235,29 @@ async def test_the_command_prints_a_report_for_each_load_and_draws_them(tmp_path
     assert [each["plan"]["rate_per_s"] for each in reports] == [50.0, 100.0]
     assert [each["report"]["num_completed"] for each in reports] == [5, 5]
     assert plot.read_text().count("requests due a second") == 2
+
+
+async def test_a_terminal_shows_the_warm_up_and_then_the_load() -> None:
+    terminal, end = os.openpty()
+    async with running(ScriptedEngine(step_s=0.01)) as server:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "streamsrv", "bench", "--server", server.target, "--warmup", "3"),
+            *("--concurrency", "2", "--requests", "4", "--max-tokens", "5"),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=end,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "200"},
+        )
+        os.close(end)
+        shown = b""
+        with contextlib.suppress(OSError):  # how a terminal ends when nobody writes to it any more
+            while True:
+                shown += await asyncio.to_thread(os.read, terminal, 65536)
+        assert await process.wait() == 0
+    os.close(terminal)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    warmed_up, loading = text.index("warm-up: 3 requests, 15 tokens, 0 failed"), text.index("2 clients: ")
+    assert text.index("warm-up: 0 requests") < warmed_up < loading
+    assert "2 clients: 4 requests, 20 tokens, 0 failed" in text
 
 
 class Steps:

@@ -64,16 +64,17 @@ class Bench:
         plan: Plan,
         *,
         num_warmup: int = 0,
+        on_warmup: Callable[[Progress], None] = lambda _: None,
         on_progress: Callable[[Progress], None] = lambda _: None,
     ) -> Measured:
-        """Put a load on the server; `on_progress` does not hear of the warm-up.
+        """Put a load on the server, behind `num_warmup` requests that are not measured.
 
         Raises:
             BenchError: nothing could be measured, or nothing was before it was stopped.
         """
         if num_warmup:
             most = _WARM_UP_CONCURRENCY if isinstance(plan, OpenPlan) else plan.concurrency
-            await self._processes.run(LoadPlan(min(most, num_warmup), num_requests=num_warmup))
+            await self._processes.run(LoadPlan(min(most, num_warmup), num_requests=num_warmup), on_warmup)
         server_before_s = self._server_cpu.seconds() if self._server_cpu else 0.0
         joined = await self._processes.run(plan, on_progress)
         server_cpu_s = self._server_cpu.seconds() - server_before_s if self._server_cpu else None

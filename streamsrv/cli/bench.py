@@ -5,8 +5,6 @@ import asyncio
 import json
 import secrets
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +12,12 @@ import uvloop
 
 from streamsrv.cli.bench_flags import add_load_flags, add_request_flags, endpoint_of, plans_of, workload_of
 from streamsrv.cli.interrupts import stopping_on_interrupt
+from streamsrv.cli.load_progress import load_progress
 from streamsrv.cli.server_flags import add_api_key_flag, add_server_flag, add_tls_flags
 
 if TYPE_CHECKING:
     from streamsrv.bench.endpoint import Endpoint
-    from streamsrv.bench.load_messages import Plan, Progress
+    from streamsrv.bench.load_messages import Plan
     from streamsrv.bench.measure import Bench, Measured
     from streamsrv.bench.workload import Workload
 
@@ -114,9 +113,12 @@ async def _measure(
             for number, plan in enumerate(plans, start=1):
                 left = "" if number == len(plans) else f"; loads not begun: {len(plans) - number}"
                 try:
-                    with _progress(plan, seed) as on_progress:
+                    with load_progress(plan, seed, arguments.warmup) as shown:
                         measured = await running.run(
-                            plan, num_warmup=arguments.warmup, on_progress=on_progress
+                            plan,
+                            num_warmup=arguments.warmup,
+                            on_warmup=shown.warmed_up,
+                            on_progress=shown.loaded,
                         )
                 except BenchError as error:
                     if not running.is_stopped:
@@ -143,40 +145,3 @@ def _covered(measured: "Measured") -> str:
     if plan.num_requests is None:
         return f"{report.whole.seconds:.1f} of {plan.duration_s:g} s"
     return f"{report.num_completed + report.num_failed} of {plan.num_requests} requests"
-
-
-@contextmanager
-def _progress(plan: "Plan", seed: int) -> "Iterator[Callable[[Progress], None]]":
-    """Show on a terminal how far a run is. On standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    from streamsrv.bench.schedule import OpenPlan
-
-    total: int | None
-    if isinstance(plan, OpenPlan):
-        load, total = f"{plan.rate_per_s:g} requests/s", len(plan.due_times_s(seed))
-    else:
-        load, total = f"{plan.concurrency} clients", plan.num_requests
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}: {task.completed} requests, {task.fields[tokens]} tokens,"),
-        TextColumn("{task.fields[failed]} failed"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bars:
-        task = bars.add_task(load, total=total, tokens=0, failed=0)
-
-        def on_progress(progress: Any) -> None:
-            fields = bars.tasks[task].fields
-            bars.update(
-                task,
-                advance=progress.num_requests,
-                tokens=fields["tokens"] + progress.num_tokens,
-                failed=fields["failed"] + progress.num_failed,
-            )
-
-        yield on_progress
