@@ -17,10 +17,8 @@ from streamsrv.candidates import (
     Masses,
     masses,
 )
+from streamsrv.compiled_rows import NO_FINITE_MAXIMUM, choose_compiled
 from streamsrv.request import SamplingParams
-
-NO_FINITE_MAXIMUM = "a row of logits has no finite maximum"
-"""Says that the engine has computed nonsense."""
 
 # How many of a row's best tokens are looked at, first and then, before all of it is put in order.
 _NUMS_BEST = (64, 2048)
@@ -58,7 +56,7 @@ def choose_among_best(
         ValueError: a row has no finite best logit.
 
     """
-    token_ids = np.full(len(places), UNDECIDED, np.int64)
+    token_ids = choose_compiled(logits, places, params, points, helpers)
     temperatures = np.array([p.temperature for p in params], np.float32)
     temperatures = np.maximum(temperatures, LEAST_TEMPERATURE)
     for num_best in _NUMS_BEST:

@@ -24,8 +24,9 @@ from streamsrv.candidates import (
     masses,
     place_of,
 )
+from streamsrv.compiled_rows import NO_FINITE_MAXIMUM
 from streamsrv.constraint.mask import MaskArray, apply_mask
-from streamsrv.full_rows import NO_FINITE_MAXIMUM, choose_among_best
+from streamsrv.full_rows import choose_among_best
 from streamsrv.logit_changes import LogitChanges, changes_logits
 from streamsrv.request import SamplingParams
 

@@ -1,7 +1,7 @@
 """The sampler against each filter's definition, and its fast ways against the plain one."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +16,7 @@ from streamsrv.logit_changes import LogitChanges
 from streamsrv.request import SamplingParams
 from streamsrv.sampling import NOTHING_LEFT, RowSampling, choose_in_full, needs_full_row, sample
 from tests.golden import sampling as golden
+from tests.rows import KINDS_OF_PARAMS, KINDS_OF_ROWS
 
 
 def masses_kept(logits: FloatArray, params: SamplingParams) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
@@ -196,54 +197,6 @@ def test_the_best_of_what_transformers_keeps_is_the_greedy_choice(name: str) -> 
 # ---------------------------------------------------------------------------------------------------------
 # The fast ways against the plain one
 
-
-def _peaked(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
-    return rng.gumbel(size=shape) * rng.uniform(1, 4, size=(shape[0], 1))
-
-
-def _flat(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
-    return rng.normal(size=shape) * 0.3
-
-
-def _tied(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
-    return np.round(rng.normal(size=shape) * 3)
-
-
-def _half_impossible(rng: np.random.Generator, shape: tuple[int, int]) -> NDArray[np.float64]:
-    return np.where(
-        rng.random(shape) < rng.choice([0.5, 0.97], size=(shape[0], 1)), -np.inf, _peaked(rng, shape)
-    )
-
-
-KINDS_OF_ROWS = {"peaked": _peaked, "flat": _flat, "tied": _tied, "half impossible": _half_impossible}
-
-KINDS_OF_PARAMS: dict[str, Callable[[np.random.Generator], SamplingParams]] = {
-    "greedy": lambda _: SamplingParams(temperature=0),
-    "as it is": lambda _: SamplingParams(),
-    "temperature": lambda rng: SamplingParams(temperature=rng.uniform(0.05, 2)),
-    "top_k": lambda rng: SamplingParams(temperature=rng.uniform(0.05, 2), top_k=int(rng.integers(1, 80))),
-    "top_p": lambda rng: SamplingParams(top_p=rng.uniform(0.05, 1)),
-    "min_p": lambda rng: SamplingParams(temperature=rng.uniform(0.05, 1.5), min_p=rng.uniform(0.01, 1)),
-    "typical_p": lambda rng: SamplingParams(
-        temperature=rng.uniform(0.05, 1.5),
-        top_k=int(rng.integers(0, 80)),
-        top_p=rng.uniform(0.5, 1),
-        typical_p=rng.uniform(0.05, 1),
-    ),
-    "all": lambda rng: SamplingParams(
-        rng.uniform(0.05, 3), int(rng.integers(0, 100)), rng.uniform(0.05, 1), rng.uniform(0, 0.2)
-    ),
-    "all, penalised": lambda rng: SamplingParams(
-        rng.choice([0, rng.uniform(0.05, 2)]),
-        int(rng.integers(0, 100)),
-        rng.uniform(0.05, 1),
-        rng.uniform(0, 0.2),
-        typical_p=rng.choice([1, rng.uniform(0.3, 1)]),
-        repetition_penalty=rng.choice([1, 1.1, 1.5, 0.9], p=[0.3, 0.3, 0.3, 0.1]),
-        presence_penalty=rng.choice([0, 0.5, 2, -1], p=[0.3, 0.3, 0.3, 0.1]),
-        frequency_penalty=rng.choice([0, 0.5, 2, -1], p=[0.3, 0.3, 0.3, 0.1]),
-    ),
-}
 
 _VOCAB, _NUM_ROWS = 2000, 120
 SHARES = {

@@ -15,6 +15,7 @@ from engines.api import Engine
 from streamsrv.bench.prompts import PromptMaker, shipped_text
 from streamsrv.bench.suite.direct_loop import Part, make_batch
 from streamsrv.bench.suite.markdown import section
+from streamsrv.compiled_rows import load_kernels
 from streamsrv.config import load_settings
 from streamsrv.logit_changes import LogitChanges
 from streamsrv.opening import open_model
@@ -71,6 +72,7 @@ def choosing_times(engine: Engine, prompts: Seq[Seq[int]], num_rounds: int) -> d
     times: dict[str, Times] = {kind: [] for kind in KINDS}
     context = engine.create_context()
     helpers = ThreadPoolExecutor()  # as a worker has
+    load_kernels(helpers).result()
     try:
         longest = max(map(len, prompts)) + (num_rounds + 1) * len(KINDS)
         blocks_each = -(-longest // context.cache.block_size)
