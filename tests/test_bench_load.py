@@ -450,7 +450,7 @@ async def test_load_processes_do_not_outlive_the_one_that_started_them() -> None
         (["--rate", "1", "--requests", "10000001"], "a schedule holds at most 10000000"),
         (["--processes", "0"], "--processes is 0; it must be a whole number from 1 to 64"),
         (["--warmup", "-1"], "--warmup is -1"),
-        (["--timeout", "0"], "--timeout is 0.0; it must be a number of seconds above 0"),
+        (["--timeout", "0"], "--timeout is 0; it must be a number of seconds above 0"),
         (["--seed", "-1"], "--seed is -1"),
         (["--requests", "0"], "--requests is 0"),
         (["--duration", "nan"], "--duration is nan; it must be a number of seconds above 0"),

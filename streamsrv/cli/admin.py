@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import uvloop
 
-from streamsrv.cli.server_flags import add_api_key_flag, api_key_of
+from streamsrv.cli.server_flags import add_server_flags, server_of
 from streamsrv.client import call_failed
-from streamsrv.config import Address
+from streamsrv.client.connection import call_metadata
 
 if TYPE_CHECKING:
     from streamsrv.v1.admin_pb2 import RepositoryModel
     from streamsrv.v1.admin_pb2_grpc import AdminServiceAsyncStub
-
-_DEFAULT_SERVER = "127.0.0.1:50052"
 
 
 def add_command(commands: Any) -> None:  # argparse's own type for it is private
@@ -49,19 +47,13 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
     )
     unload.set_defaults(command=_unload)
     for action in (listing, load, unload):
-        action.add_argument(
-            "--server",
-            default=_DEFAULT_SERVER,
-            metavar="HOST:PORT",
-            help="the server's --admin-listen (default: %(default)s)",
-        )
-        add_api_key_flag(action)
+        add_server_flags(action, is_admin=True)
 
 
 def _list(arguments: argparse.Namespace) -> None:
     from streamsrv.v1 import admin_pb2 as pb
 
-    response = _call(arguments, lambda stub, m: stub.ListRepository(pb.ListRepositoryRequest(), metadata=m))
+    response = _call(arguments, lambda stub: stub.ListRepository, pb.ListRepositoryRequest())
     for model in response.models:
         if arguments.json:
             facts = {"name": model.name, "state": _state(model), "path": model.path}
@@ -74,7 +66,7 @@ def _load(arguments: argparse.Namespace) -> None:
     from streamsrv.v1 import admin_pb2 as pb
 
     request = pb.LoadModelRequest(model=arguments.model)
-    print(_line(_call(arguments, lambda stub, m: stub.LoadModel(request, metadata=m)).model))
+    print(_line(_call(arguments, lambda stub: stub.LoadModel, request).model))
 
 
 def _unload(arguments: argparse.Namespace) -> None:
@@ -83,32 +75,32 @@ def _unload(arguments: argparse.Namespace) -> None:
     request = pb.UnloadModelRequest(model=arguments.model)
     if arguments.grace_s is not None:
         request.grace_ms = max(0, round(arguments.grace_s * 1000))
-    response = _call(arguments, lambda stub, m: stub.UnloadModel(request, metadata=m))
+    response = _call(arguments, lambda stub: stub.UnloadModel, request)
     cut = "" if response.all_finished else ", with streams that had not finished"
     print(_line(response.model) + cut)
 
 
 def _call(
-    arguments: argparse.Namespace, method: "Callable[[AdminServiceAsyncStub, Any], Awaitable[Any]]"
+    arguments: argparse.Namespace,
+    method_of: "Callable[[AdminServiceAsyncStub], Callable[..., Awaitable[Any]]]",
+    request: Any,
 ) -> Any:
     """Make one call.
 
     Raises:
-        SettingsError: the address or the key is none.
-        CallFailedError: it ended with a status that is not OK.
-
+        SettingsError: a flag about the server is wrong.
+        CallFailedError: the call ended with a status that is not OK.
     """
-    Address.parse(arguments.server, "--server")
-    key = api_key_of(arguments)
-    metadata = (("authorization", f"Bearer {key}"),) if key else ()
+    server = server_of(arguments)
 
     async def call() -> Any:
         from streamsrv.v1.admin_pb2_grpc import AdminServiceStub
 
-        async with grpc.aio.insecure_channel(arguments.server) as channel:
+        async with server.channel() as channel:
             stub: Any = AdminServiceStub(channel)
+            metadata = call_metadata(server.api_key)
             try:
-                return await method(stub, metadata)
+                return await method_of(stub)(request, timeout=server.timeout_s, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 raise call_failed(error) from None
 

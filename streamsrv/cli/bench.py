@@ -13,7 +13,7 @@ import uvloop
 from streamsrv.cli.bench_flags import add_load_flags, add_request_flags, endpoint_of, plans_of, workload_of
 from streamsrv.cli.interrupts import stopping_on_interrupt
 from streamsrv.cli.load_progress import load_progress
-from streamsrv.cli.server_flags import add_api_key_flag, add_server_flag, add_tls_flags
+from streamsrv.cli.server_flags import add_server_flags
 
 if TYPE_CHECKING:
     from streamsrv.bench.endpoint import Endpoint
@@ -33,11 +33,11 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
         "drawn before the first is sent; each goes out when it is due, whatever has not ended, and its "
         "latencies count from there, so that a server that stands still is not spared the requests that it "
         "would have had. Lists, as in --concurrency 1,8,32, are run one after the other. Outputs are greedy "
-        "and of an exact length. Ctrl-C ends the load and reports what was measured until then; a second one "
-        "gives that up, too.",
+        "and of an exact length; a request that --timeout gives up has failed. Ctrl-C ends the load and "
+        "reports what was measured until then; a second one gives that up, too.",
         epilog="The texts of --set and of the default prompts were written for this project.",
     )
-    add_server_flag(bench)
+    add_server_flags(bench)
     add_load_flags(bench)
     add_request_flags(bench)
     report = bench.add_argument_group("the report")
@@ -54,8 +54,6 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
         metavar="FILE.svg",
         help="draw latency and throughput against load; needs matplotlib: pip install 'streamsrv[bench]'",
     )
-    add_tls_flags(bench)
-    add_api_key_flag(bench)
     bench.set_defaults(command=_bench)
 
 

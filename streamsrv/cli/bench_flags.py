@@ -5,8 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamsrv.cli.server_flags import api_key_of, credentials_of
-from streamsrv.config import Address
+from streamsrv.cli.server_flags import server_of
 from streamsrv.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -82,7 +81,6 @@ def add_request_flags(bench: argparse.ArgumentParser) -> None:
         metavar="LENGTHS",
         help=f"tokens to generate: {_LENGTHS} (default: 64)",
     )
-    add("--timeout", type=float, metavar="S", help="count a request that takes longer as failed")
     add("--plain", action="store_true", help="do not accept zstd")
     add("--max-tokens-per-chunk", type=int, metavar="N", help="most tokens in a message")
     add("--min-chunk-interval-ms", type=int, metavar="N", help="least time between messages")
@@ -92,15 +90,13 @@ def endpoint_of(arguments: argparse.Namespace) -> "Endpoint":
     """Read which server is to be loaded.
 
     Raises:
-        SettingsError: its address, a file of the TLS flags or the API key is none.
+        SettingsError: a flag about the server is wrong.
     """
     from streamsrv.bench.endpoint import Endpoint
-    from streamsrv.tls import KeyPair
 
-    address = Address.parse(arguments.server, "--server")
-    tls = credentials_of(arguments) is not None  # which checks the files, too
-    pair = KeyPair(arguments.tls_cert, arguments.tls_key) if arguments.tls_cert else None
-    return Endpoint(address, tls=tls, ca=arguments.tls_ca, pair=pair, api_key=api_key_of(arguments))
+    server = server_of(arguments)
+    tls = server.credentials is not None
+    return Endpoint(server.address, tls=tls, ca=server.ca, pair=server.pair, api_key=server.api_key)
 
 
 def plans_of(arguments: argparse.Namespace) -> "list[Plan]":
@@ -183,9 +179,6 @@ def workload_of(arguments: argparse.Namespace) -> "Workload":
     ):
         if value is not None:
             _within(flag, value, least, _MAX_UINT32)
-    timeout_s = arguments.timeout
-    if timeout_s is not None and not 0 < timeout_s < math.inf:
-        raise SettingsError(f"--timeout is {timeout_s}; it must be a number of seconds above 0")
     return Workload(
         shape=RequestShape(
             model=arguments.model,
@@ -197,7 +190,7 @@ def workload_of(arguments: argparse.Namespace) -> "Workload":
         output_lengths=parse_lengths(arguments.max_tokens, "--max-tokens"),
         prompts=None if arguments.prompts is None else read_prompts(arguments.prompts, "--prompts"),
         prompt_set=None if arguments.set is None else PromptSet(arguments.set),
-        timeout_s=timeout_s,
+        timeout_s=arguments.timeout,
     )
 
 

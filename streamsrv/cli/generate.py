@@ -8,14 +8,7 @@ from typing import Any
 
 import uvloop
 
-from streamsrv.cli.server_flags import (
-    add_api_key_flag,
-    add_server_flag,
-    add_tls_flags,
-    api_key_of,
-    check_server,
-    credentials_of,
-)
+from streamsrv.cli.server_flags import ServerChoice, add_server_flags, server_of
 from streamsrv.errors import SettingsError
 
 
@@ -28,7 +21,6 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
         "standard error, tells what was received.",
     )
     generate.add_argument("prompt", metavar="PROMPT", help="the text to continue; '-' reads standard input")
-    add_server_flag(generate)
     add = generate.add_argument
     add("--model", default="", metavar="NAME", help="a name from the server's list; default: its first")
     add("--chat", action="store_true", help="send the prompt as a user's turn of a chat")
@@ -60,7 +52,6 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
     add("--plain", action="store_true", help="do not accept zstd")
     add("--max-tokens-per-chunk", type=int, metavar="N", help="most tokens in a message")
     add("--min-chunk-interval-ms", type=int, metavar="N", help="least time between messages")
-    add("--timeout", type=float, metavar="S", help="give up after so many seconds")
     add(
         "--resume-window",
         type=float,
@@ -68,17 +59,15 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
         help="pick a broken stream up again for so long, 0 for not at all (default: 30)",
     )
     add("--json", action="store_true", help="print one JSON object per chunk")
-    add_tls_flags(generate)
-    add_api_key_flag(generate)
+    add_server_flags(generate)
     generate.set_defaults(command=_generate)
 
 
 def _generate(arguments: argparse.Namespace) -> None:
-    check_server(arguments)
-    uvloop.run(_stream(arguments))
+    uvloop.run(_stream(arguments, server_of(arguments)))
 
 
-async def _stream(arguments: argparse.Namespace) -> None:
+async def _stream(arguments: argparse.Namespace, server: ServerChoice) -> None:
     from streamsrv.client import ChatMessages, Client, make_request
 
     text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
@@ -120,10 +109,9 @@ async def _stream(arguments: argparse.Namespace) -> None:
         )
     except (ValueError, OverflowError) as error:  # a negative count, or one of more than 32 bits
         raise SettingsError(f"a flag's value is out of range: {error}") from None
-    credentials, api_key = credentials_of(arguments), api_key_of(arguments)
     began_s = time.monotonic()
-    async with Client(arguments.server, credentials=credentials, api_key=api_key) as client:
-        async with client.send(request, timeout_s=arguments.timeout) as stream:
+    async with Client(server.target, credentials=server.credentials, api_key=server.api_key) as client:
+        async with client.send(request, timeout_s=server.timeout_s) as stream:
             async for chunk in stream:
                 if arguments.json:
                     print(json.dumps(_chunk_object(stream.stream_id, chunk)), flush=True)

@@ -1,7 +1,8 @@
-"""The flags that say which server a command calls, and how."""
+"""The flags that say which server a command calls, and how: the same for all commands."""
 
 import argparse
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,35 +12,76 @@ from streamsrv.errors import SettingsError
 if TYPE_CHECKING:
     import grpc
 
+    from streamsrv.tls import KeyPair
+
 _DEFAULT_SERVER = "127.0.0.1:50051"
+_DEFAULT_ADMIN = "127.0.0.1:50052"
+_MAX_TIMEOUT_S = 1e6  # 11 days, and well within what gRPC can say
 
 
-def add_server_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag that names the server to call."""
-    parser.add_argument(
-        "--server",
-        default=os.environ.get(CLIENT_VARIABLE) or _DEFAULT_SERVER,
-        metavar="HOST:PORT",
-        help=f"the server; or {CLIENT_VARIABLE} (default: {_DEFAULT_SERVER})",
+@dataclass(frozen=True, slots=True)
+class ServerChoice:
+    """What the flags say: checked, and their files read."""
+
+    address: Address
+    ca: Path | None = None
+    """Authorities to trust; None for this system's."""
+    pair: "KeyPair | None" = None
+    """A certificate to show."""
+    credentials: "grpc.ChannelCredentials | None" = None
+    """None for plain text."""
+    api_key: str | None = field(default=None, repr=False)
+    timeout_s: float | None = None
+    """For a call."""
+
+    @property
+    def target(self) -> str:
+        """The address as gRPC takes it."""
+        return str(self.address)
+
+    def channel(self) -> "grpc.aio.Channel":
+        """Open a channel for a single call."""
+        import grpc
+
+        if self.credentials is None:
+            return grpc.aio.insecure_channel(self.target)
+        return grpc.aio.secure_channel(self.target, self.credentials)
+
+
+def add_server_flags(
+    parser: argparse.ArgumentParser, *, is_admin: bool = False, timeout_s: float | None = None
+) -> None:
+    """Add the flags, with those defaults in which commands differ."""
+    add = parser.add_argument_group("the server").add_argument
+    if is_admin:
+        add(
+            "--server",
+            default=_DEFAULT_ADMIN,
+            metavar="HOST:PORT",
+            help="the server's --admin-listen (default: %(default)s)",
+        )
+    else:
+        add(
+            "--server",
+            default=os.environ.get(CLIENT_VARIABLE) or _DEFAULT_SERVER,
+            metavar="HOST:PORT",
+            help=f"the server; or {CLIENT_VARIABLE} (default: {_DEFAULT_SERVER})",
+        )
+    add(
+        "--timeout",
+        type=float,
+        default=timeout_s,
+        metavar="S",
+        help="give a call up that takes longer than S seconds "
+        f"(default: {'never' if timeout_s is None else f'{timeout_s:g}'})",
     )
-
-
-def add_tls_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for a server with TLS, and perhaps with client certificates."""
-    add = parser.add_argument
     add(
         "--tls", action="store_true", help="connect over TLS, to a server that this system's authorities know"
     )
-    add(
-        "--tls-ca", type=Path, metavar="FILE", help="with TLS: PEM file with the authorities to trust instead"
-    )
-    add("--tls-cert", type=Path, metavar="FILE", help="with TLS: PEM file with a certificate of your own")
+    add("--tls-ca", type=Path, metavar="FILE", help="TLS with the authorities in this PEM file instead")
+    add("--tls-cert", type=Path, metavar="FILE", help="TLS with a certificate of your own, in a PEM file")
     add("--tls-key", type=Path, metavar="FILE", help="PEM file with that certificate's private key")
-
-
-def add_api_key_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag for a server that asks for API keys."""
-    parser.add_argument(
+    add(
         "--api-key-file",
         type=Path,
         metavar="FILE",
@@ -48,45 +90,41 @@ def add_api_key_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def check_server(arguments: argparse.Namespace) -> None:
-    """Refuse a server's name that is none.
+def server_of(arguments: argparse.Namespace) -> ServerChoice:
+    """Read the flags.
 
     Raises:
-        SettingsError: it is not HOST:PORT.
+        SettingsError: the address or the time is none, a flag is without the other that it needs, or a file
+            is unusable.
     """
-    Address.parse(arguments.server, "--server")
+    from streamsrv.tls import KeyPair, channel_credentials
 
-
-def credentials_of(arguments: argparse.Namespace) -> "grpc.ChannelCredentials | None":
-    """Make what the flags ask for; None for plain text.
-
-    Raises:
-        SettingsError: a flag is without the other that it needs, or a file is unusable.
-    """
+    address = Address.parse(arguments.server, "--server")
+    if not address.port:
+        raise SettingsError(f"--server is {arguments.server!r}; a server is called at a port from 1 to 65535")
+    timeout_s, ca = arguments.timeout, arguments.tls_ca
     cert, key = arguments.tls_cert, arguments.tls_key
+    if timeout_s is not None and not 0 < timeout_s <= _MAX_TIMEOUT_S:
+        raise SettingsError(
+            f"--timeout is {timeout_s:g}; it must be a number of seconds above 0 and at most "
+            f"{_MAX_TIMEOUT_S:.0f}"
+        )
     if (cert is None) != (key is None):
         given, missing = ("--tls-cert", "--tls-key") if cert else ("--tls-key", "--tls-cert")
         raise SettingsError(f"{given} is given without {missing}; a certificate of your own needs both")
-    if not (arguments.tls or arguments.tls_ca or cert):
-        return None
-    from streamsrv.tls import KeyPair, channel_credentials
-
-    return channel_credentials(ca=arguments.tls_ca, pair=KeyPair(cert, key) if cert else None)
+    pair = KeyPair(cert, key) if cert else None
+    credentials = channel_credentials(ca=ca, pair=pair) if arguments.tls or ca or pair else None
+    return ServerChoice(address, ca, pair, credentials, _api_key(arguments.api_key_file), timeout_s)
 
 
-def api_key_of(arguments: argparse.Namespace) -> str | None:
-    """Read the API key, from the flag's file or the variable; None if there is none.
-
-    Raises:
-        SettingsError: the file cannot be read, or holds no key.
-    """
-    if arguments.api_key_file is None:
+def _api_key(path: Path | None) -> str | None:
+    if path is None:
         return _checked(os.environ.get(API_KEY_VARIABLE, ""), API_KEY_VARIABLE)
     from streamsrv.watched_files import read_file
 
-    key = _checked(read_file(arguments.api_key_file).decode("utf-8", "replace"), str(arguments.api_key_file))
+    key = _checked(read_file(path).decode("utf-8", "replace"), str(path))
     if key is None:
-        raise SettingsError(f"{arguments.api_key_file} is empty; it must hold the API key")
+        raise SettingsError(f"{path} is empty; it must hold the API key")
     return key
 
 
