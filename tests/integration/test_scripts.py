@@ -73,6 +73,11 @@ def test_a_second_setup_does_nothing() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_the_interpreter_that_setup_is_given_is_not_taken_for_the_environments() -> None:
+    done = run("gen_proto", "--check", PYTHON="python-without-our-packages")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def fake_python(folder: Path, script: str) -> str:
     path = folder / "fake-python"
     path.write_text(f"#!/bin/sh\n{script}\n")
