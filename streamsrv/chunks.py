@@ -11,8 +11,8 @@ from streamsrv.errors import StreamCorruptError
 from streamsrv.logprobs import TokenLogprobs
 from streamsrv.request import Codec, OutputOptions
 from streamsrv.sequence import FinishReason
-from streamsrv.serialised import EVENTS_TAG, ZSTD_EVENTS_TAG, one_token, response
-from streamsrv.stream import Element, OutputEnd, PromptTokens, StreamEnd, Token, ToolCallMade
+from streamsrv.serialised import EVENTS_TAG, ZSTD_EVENTS_TAG, response, serialised_event, token_run
+from streamsrv.stream import OutputEnd, PromptTokens, StreamEnd, Token, TokenRun, Told, ToolCallMade
 from streamsrv.v1 import inference_pb2 as pb
 
 MAX_TOKENS_PER_MESSAGE = 1024
@@ -76,7 +76,7 @@ class ChunkEncoder:
         # Made for the first message that it is used for: a stream that waits has none.
         self._compressor: zstandard.ZstdCompressionObj | None = None
 
-    def encode(self, position: int, elements: Seq[Element]) -> bytes:
+    def encode(self, position: int, elements: Seq[Told]) -> bytes:
         """The message for `elements`, the first of which stands at `position`: a serialised GenerateResponse.
 
         Every element must be encoded once, in order: a zstd frame cannot skip a message.
@@ -159,31 +159,29 @@ class ChunkDecoder:
         return b"".join(pieces)
 
 
-def _serialise(elements: Seq[Element], output: OutputOptions) -> bytes:
-    first = elements[0]
-    if len(elements) == 1 and isinstance(first, Token) and not output.wants_logprobs:
-        return one_token(first, output)
-    events = pb.EventList()
-    _add_events(events, elements, output)
-    return events.SerializeToString()
-
-
-def _add_events(events: pb.EventList, elements: Seq[Element], output: OutputOptions) -> None:
-    # Filled in place: an event that is made apart and copied in costs twice as much.
+def _serialise(elements: Seq[Told], output: OutputOptions) -> bytes:
+    """The EventList, serialised: one event after the other, each behind its tag and size."""
+    events: list[bytes] = []
     run: list[Token] = []
     for element in elements:
         if isinstance(element, Token):
             if run and run[0].output_index != element.output_index:
-                _add_tokens(events.events.add(), run, output)
+                events.append(_tokens_event(run, output))
                 run = []
             run.append(element)
             continue
         if run:
-            _add_tokens(events.events.add(), run, output)
+            events.append(_tokens_event(run, output))
             run = []
-        _fill_event(events.events.add(), element, output)
+        if isinstance(element, TokenRun):
+            events.append(token_run(output, 0, element.token_ids, element.text))
+        else:
+            event = pb.Event()
+            _fill_event(event, element, output)
+            events.append(serialised_event(event.SerializeToString()))
     if run:
-        _add_tokens(events.events.add(), run, output)
+        events.append(_tokens_event(run, output))
+    return b"".join(events)
 
 
 def _fill_event(
@@ -210,23 +208,18 @@ def _fill_event(
             call.arguments_json = element.call.arguments_json
 
 
-def _add_tokens(event: pb.Event, run: Seq[Token], output: OutputOptions) -> None:
-    if len(run) > 1:
-        event.num_positions = len(run)
-    tokens = event.tokens
-    tokens.SetInParent()  # a run without ids and text is a run all the same
-    tokens.output_index = run[0].output_index
-    if output.token_ids:
-        tokens.token_ids.extend([token.token_id for token in run])
-    if output.text:
-        tokens.text = "".join([token.text for token in run])
-        if output.text_lengths:
-            tokens.text_lengths.extend([len(token.text.encode()) for token in run])
+def _tokens_event(run: Seq[Token], output: OutputOptions) -> bytes:
+    texts = [token.text for token in run]
+    ids = [token.token_id for token in run]
+    lengths = [len(text.encode()) for text in texts] if output.text_lengths else ()
+    logprobs = pb.TokenRun()
     if output.wants_logprobs:
         for token in run:
             assert token.logprobs is not None, "a token without the logprobs that were asked for"
-            tokens.logprobs.append(token.logprobs.logprob)
-            _add_top(tokens.top_logprobs, token.logprobs)
+            logprobs.logprobs.append(token.logprobs.logprob)
+            _add_top(logprobs.top_logprobs, token.logprobs)
+    rest = logprobs.SerializeToString() if output.wants_logprobs else b""
+    return token_run(output, run[0].output_index, ids, "".join(texts), lengths, rest)
 
 
 def _add_top(tops: RepeatedCompositeFieldContainer[pb.TopLogprobs], known: TokenLogprobs) -> None:

@@ -2,6 +2,8 @@
 
 import codecs
 from collections.abc import Iterable, Sequence
+from copy import copy
+from typing import Self
 
 from streamsrv.stop_matcher import StopMatcher
 from streamsrv.tokenizer import Tokenizer
@@ -59,6 +61,27 @@ class Detokenizer:
             data = data.removeprefix(b" ")
         text = self._utf8.decode(data)
         return self._through_stops(text) if self._stops is not None and text and may_stop else text
+
+    def push_all(self, token_ids: Sequence[int]) -> str:
+        """Take the next tokens; return what `push` would for each, joined, in the time of a few."""
+        if self._matched_stop is not None:
+            return ""
+        skipped = self._skipped
+        if skipped and not skipped.isdisjoint(token_ids):
+            token_ids = [token_id for token_id in token_ids if token_id not in skipped]
+        data = b"".join(map(self.token_bytes, token_ids))
+        if self._strip and data:
+            self._strip = False
+            data = data.removeprefix(b" ")
+        text = self._utf8.decode(data)
+        return self._through_stops(text) if self._stops is not None and text else text
+
+    def copy(self) -> Self:
+        """Make another one that has taken the same tokens."""
+        other = copy(self)
+        other._utf8 = _Utf8Decoder(errors="replace")
+        other._utf8.setstate(self._utf8.getstate())
+        return other
 
     def flush(self) -> str:
         """Return what was held back: nothing can follow. A character left unfinished becomes U+FFFD."""

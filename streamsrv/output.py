@@ -18,7 +18,7 @@ from streamsrv.prompt_lookup import PromptLookup
 from streamsrv.request import GenerateRequest
 from streamsrv.sampling import NOTHING_LEFT, RowSampling
 from streamsrv.sequence import Finish, FinishReason, Sequence, SequenceStatus
-from streamsrv.stream import Element, PromptTokens, Stream, StreamEnd, Token, ToolCallMade
+from streamsrv.stream import Element, Entry, PromptTokens, Stream, StreamEnd, Token, ToolCallMade
 from streamsrv.tool_calls import Piece, ToolCallParser
 
 
@@ -30,9 +30,14 @@ class Brought:
     elements: list[Element] = field(default_factory=list)
     """Its tokens and calls in order, and before them what was learnt of the prompt."""
     token_ids: list[int] = field(default_factory=list)
-    """The tokens that its sequence goes on with."""
+    """The tokens that its sequence goes on with; of a plain output they are not among the elements."""
     finish: Finish | StreamsrvError | None = None
     """How it ends; with an error where no token could be chosen."""
+
+    @property
+    def entries(self) -> Seq[Entry]:
+        """All that its log is told."""
+        return [*self.elements, *self.token_ids] if self.output.is_plain else self.elements
 
 
 class Output:
@@ -94,6 +99,15 @@ class Output:
             )
         self.wants_logprobs = options.wants_logprobs
         self._num_top = options.num_top_logprobs
+        self.is_plain = (
+            request.num_outputs == 1
+            and parsing is None
+            and constraint is None
+            and not request.stop.stop
+            and not options.wants_logprobs
+            and not options.text_lengths
+        )
+        """Its tokens' text is of no concern before it is sent: the log holds their ids."""
 
     @property
     def is_constrained(self) -> bool:
@@ -126,6 +140,11 @@ class Output:
         elif token_id == NOTHING_LEFT:
             num_before = self.sequence.num_output_tokens + len(brought.token_ids)
             brought.finish = NothingAllowedError(num_before)
+        elif self.is_plain:
+            if self._changes is not None:
+                self._changes.push(token_id)
+            brought.finish = self.sequence.finish_by(token_id, None, len(brought.token_ids))
+            brought.token_ids.append(token_id)
         elif self._take(brought, token_id, known) and self._constraint is not None and not known:
             for forced in self._constraint.forced_tokens():
                 if not self._may_be_chosen(forced):
@@ -250,6 +269,8 @@ class Job:
         )
         self.outputs.append(output)
         self.num_open += 1
+        if output.is_plain:
+            self.stream.log.detokenizer = detokenizer
 
     @property
     def open_outputs(self) -> list[Output]:

@@ -256,13 +256,18 @@ class InferenceService(InferenceServiceServicer):
                     elements = reader.take(most)
                     if elements:
                         if log.isEnabledFor(logging.DEBUG):
-                            log.debug("chunk", extra=fields(_chunk(stream, position, len(elements))))
+                            num_taken = reader.position - position
+                            log.debug("chunk", extra=fields(_chunk(stream, position, num_taken)))
                         message = encoder.encode(position, elements)
                         watch.begin()
                         await context.write(message)
                         watch.end()
-                        if interval_s and not stream.log.ended:
-                            await waker.pause(interval_s, lambda: stream.log.ended or reader.replaced)
+                        if interval_s and not (stream.log.ended or reader.replaced):
+                            # The tokens of a merged message wake nobody.
+                            stream.log.is_quiet = True
+                            await waker.pause(interval_s)
+                            if not reader.replaced:
+                                stream.log.is_quiet = False
                     elif reader.at_end:
                         break
                     else:

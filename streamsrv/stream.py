@@ -1,11 +1,13 @@
 """A stream is a log; a consumer is a cursor."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from engines.api import StreamsrvError
 from streamsrv.chat import ToolCall
+from streamsrv.detokenizer import Detokenizer
 from streamsrv.errors import PositionEvictedError, PositionInFutureError, RequestIdInUseError
 from streamsrv.logprobs import TokenLogprobs
 from streamsrv.progress import Progress
@@ -22,6 +24,14 @@ class Token:
     text: str
     logprobs: TokenLogprobs | None = None
     """None where none were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRun:
+    """Generated tokens of the only output, a position each, and the text that became certain with them."""
+
+    token_ids: Seq[int]
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,12 @@ class StreamEnd:
 
 
 Element: TypeAlias = Token | PromptTokens | ToolCallMade | OutputEnd | StreamEnd
+Entry: TypeAlias = Element | int
+"""What a log holds at a position; an id alone is a token of the only output, whose text readers make.
+
+The text of many tokens takes hardly longer to make than that of one, and nobody has to have it before."""
+Told: TypeAlias = Element | TokenRun
+"""What a reader takes."""
 
 
 class LogMemory:
@@ -81,12 +97,18 @@ class LogMemory:
 _ELEMENT_BYTES = 150
 
 
+# An id in a list of them; its text is the vocabulary's.
+_ID_BYTES = 36
+
+
 # A TokenLogprobs with its float; for each of its others an id, a float and their slots.
 _LOGPROBS_BYTES = 88
 _TOP_BYTES = 72
 
 
-def _size_bytes(element: Element) -> int:
+def _size_bytes(element: Entry) -> int:
+    if type(element) is int:
+        return _ID_BYTES
     match element:
         case Token(text=text, logprobs=None):
             return _ELEMENT_BYTES + len(text)
@@ -111,17 +133,22 @@ class StreamLog:
     """Everything a stream has said, each element at its position, counted from 0.
 
     Positions never change. The beginning can be dropped. Ends once: with a StreamEnd, or with an error.
+    Where it holds bare token ids, the text held back at its end belongs to the OutputEnd: readers add it.
     """
 
     def __init__(self, memory: LogMemory) -> None:
         self._memory = memory
-        self._elements: list[Element] = []
+        self._elements: list[Entry] = []
         self._oldest = 0
         self._ended = False
         self._discarded = False
         self._error: StreamsrvError | None = None
+        self.detokenizer: Detokenizer | None = None
+        """Makes the text of bare token ids; it has taken those before the oldest position."""
         self.on_change: Callable[[], None] | None = None
         """Called after each append and at the end; the reader's way to be woken."""
+        self.is_quiet = False
+        """The reader wants to be woken by the end alone."""
 
     @property
     def oldest_position(self) -> int:
@@ -143,7 +170,7 @@ class StreamLog:
         """Why the stream ended without a StreamEnd."""
         return self._error
 
-    def append(self, *elements: Element) -> None:
+    def append(self, *elements: Entry) -> None:
         """Add elements; a StreamEnd ends the log."""
         assert not self._ended, "a stream went on after its end"
         if self._discarded:
@@ -153,6 +180,17 @@ class StreamLog:
             self._memory.used_bytes += sum(map(_size_bytes, elements))
         self._ended = isinstance(elements[-1], StreamEnd)
         self._changed()
+
+    def append_ids(self, token_ids: Seq[int]) -> None:
+        """`append` for bare token ids, which come by the step."""
+        assert not self._ended, "a stream went on after its end"
+        if self._discarded:
+            self._oldest += len(token_ids)
+        else:
+            self._elements += token_ids
+            self._memory.used_bytes += _ID_BYTES * len(token_ids)
+        if self.on_change is not None and not self.is_quiet:
+            self.on_change()
 
     def fail(self, error: StreamsrvError) -> None:
         """End the log with an error. What was appended before can still be read."""
@@ -179,29 +217,47 @@ class StreamLog:
         if position > self.next_position:
             raise PositionInFutureError(position, self._oldest, self.next_position)
 
-    def read(self, position: int, most: int | None = None) -> list[Element]:
+    def detokenizer_at(self, position: int) -> Detokenizer | None:
+        """Make what makes the text from `position` on; None where there are no bare ids."""
+        if self.detokenizer is None:
+            return None
+        detokenizer = self.detokenizer.copy()
+        detokenizer.push_all(_ids(self._elements[: position - self._oldest]))
+        return detokenizer
+
+    def read(self, position: int, most: int | None = None) -> list[Entry]:
         """The elements from `position` on, `most` of them at most; empty at the log's end."""
         assert self._oldest <= position <= self.next_position, "a position that the log does not hold"
         begin = position - self._oldest
         return self._elements[begin : None if most is None else begin + most]
 
-    def drop_before(self, position: int) -> None:
-        """Let go of everything before `position`."""
+    def drop_before(self, position: int, detokenizer: Detokenizer | None = None) -> None:
+        """Let go of everything before `position`; whoever has what makes the text from there on gives it."""
         assert position <= self.next_position
         if position > self._oldest:
             count = position - self._oldest
-            self._memory.used_bytes -= sum(map(_size_bytes, self._elements[:count]))
+            dropped = self._elements[:count]
+            self._memory.used_bytes -= sum(map(_size_bytes, dropped))
             del self._elements[:count]
             self._oldest = position
+            if detokenizer is not None:
+                self.detokenizer = detokenizer
+            elif self.detokenizer is not None:
+                self.detokenizer.push_all(_ids(dropped))
 
     def discard(self) -> None:
         """Let go of everything, and hold nothing that is still to come: nobody will read it."""
+        self.detokenizer = None
         self.drop_before(self.next_position)
         self._discarded = True
 
     def _changed(self) -> None:
-        if self.on_change is not None:
+        if self.on_change is not None and (self._ended or not self.is_quiet):
             self.on_change()
+
+
+def _ids(entries: Seq[Entry]) -> list[int]:
+    return [entry for entry in entries if isinstance(entry, int)]
 
 
 class Reader:
@@ -215,18 +271,45 @@ class Reader:
         """Another reader took the stream over."""
         self._on_change = on_change
         self._has_prompt = stream.output.echo or stream.output.prompt_logprobs
+        self._detokenizer = stream.log.detokenizer_at(position)
 
-    def take(self, most: int) -> list[Element]:
-        """Take what comes next, `most` elements at most; empty if nothing is there yet."""
-        elements = self.stream.log.read(self.position, most)
+    def take(self, most: int) -> list[Told]:
+        """Take what comes next, of `most` positions at most; empty if nothing is there yet."""
+        entries = self.stream.log.read(self.position, most)
+        if not entries:
+            return []
         if self._has_prompt:
             # A piece of a prompt is as large as a message should be.
-            prompt = next((i for i, e in enumerate(elements) if isinstance(e, PromptTokens)), None)
-            elements = elements if prompt is None else elements[: prompt + 1]
-        self.position += len(elements)
-        if elements and not self.stream.is_resumable:
-            self.stream.log.drop_before(self.position)
-        return elements
+            prompt = next((i for i, e in enumerate(entries) if isinstance(e, PromptTokens)), None)
+            entries = entries if prompt is None else entries[: prompt + 1]
+        told = self._told(entries)
+        self.position += len(entries)
+        if not self.stream.is_resumable:
+            self.stream.log.drop_before(self.position, self._detokenizer)
+        return told
+
+    def _told(self, entries: Seq[Entry]) -> list[Told]:
+        """Make the text of bare token ids, and of the end behind them."""
+        told, ids = list[Told](), list[int]()
+        for entry in entries:
+            if isinstance(entry, int):
+                ids.append(entry)
+                continue
+            if ids:
+                told.append(self._run(ids))
+                ids = []
+            if isinstance(entry, OutputEnd) and self._detokenizer is not None:
+                finish = replace(entry.finish, text=self._detokenizer.flush())
+                told.append(OutputEnd(entry.output_index, finish))
+            else:
+                told.append(entry)
+        if ids:
+            told.append(self._run(ids))
+        return told
+
+    def _run(self, token_ids: Seq[int]) -> TokenRun:
+        assert self._detokenizer is not None, "bare token ids, and nothing that makes their text"
+        return TokenRun(token_ids, self._detokenizer.push_all(token_ids))
 
     @property
     def at_end(self) -> bool:
@@ -307,6 +390,7 @@ class Stream:
 
         """
         self.log.check_position(position)
+        self.log.is_quiet = False
         if self.reader is not None:
             replaced = self.reader
             self.detach(replaced)

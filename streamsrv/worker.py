@@ -18,7 +18,7 @@ from streamsrv.output import Job, Output
 from streamsrv.scheduler import Scheduler, SchedulerCounters, Step
 from streamsrv.sequence import Finish, Sequence, SequenceStatus
 from streamsrv.step_taking import Taken, take_step
-from streamsrv.stream import Element, OutputEnd
+from streamsrv.stream import Entry, OutputEnd
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class _Ending:
     output: Output
     how: Finish | StreamsrvError | None
     """None is a cancel."""
-    last: Seq[Element] = ()
+    last: Seq[Entry] = ()
     """What came with its end."""
 
 
@@ -309,7 +309,7 @@ class Worker:
             for b in taken.brought:
                 if isinstance(b.finish, Finish) and not b.output.job.stream.log.ended:
                     scheduler.finish(b.output.sequence)
-                    endings.append(_Ending(b.output, b.finish, b.elements))
+                    endings.append(_Ending(b.output, b.finish, b.entries))
                 elif isinstance(b.finish, StreamsrvError):
                     failed.append((b.output.job, b.finish))
         aborts, self._to_abort = self._to_abort, []
@@ -343,8 +343,12 @@ class Worker:
         report = None if taken is None else self._report(taken)
         for b in taken.brought if taken is not None else ():
             log = b.output.job.stream.log
-            if b.elements and not isinstance(b.finish, Finish) and not log.ended:
-                log.append(*b.elements)  # else they come with the end, or it was told to end during the step
+            if log.ended or isinstance(b.finish, Finish):
+                continue  # it was told to end during the step, or they come with the end
+            if b.elements:
+                log.append(*b.elements)
+            if b.output.is_plain and b.token_ids:
+                log.append_ids(b.token_ids)
         for ending in endings:
             self._end(ending.output, ending.how, ending.last)
         if report is not None:
@@ -389,7 +393,7 @@ class Worker:
             gaps_s,
         )
 
-    def _end(self, output: Output, how: Finish | StreamsrvError | None, last: Seq[Element] = ()) -> None:
+    def _end(self, output: Output, how: Finish | StreamsrvError | None, last: Seq[Entry] = ()) -> None:
         """The one place where an output ends: blocks first, then the reader is told, if it has not been.
 
         Without `how` it is cancelled.
@@ -411,7 +415,7 @@ class Worker:
         job: Job,
         how: Finish | StreamsrvError,
         output: Output | None = None,
-        last: Seq[Element] = (),
+        last: Seq[Entry] = (),
     ) -> None:
         """Tell a stream of the end of an output, or of the fault that ends them all."""
         if job.stream.log.ended:

@@ -72,6 +72,25 @@ def test_every_piece_is_the_text_that_no_later_token_can_change(name: str, ids: 
 
 
 @_EVERY_TOKENIZER
+@given(data=st.data(), stop=st.lists(st.sampled_from(["a", "ab", " the", "\ufffd"]), max_size=2))
+def test_tokens_taken_together_or_on_by_a_copy_have_the_text_of_each_taken_alone(
+    name: str, data: st.DataObject, stop: list[str]
+) -> None:
+    tokenizer, ids = _TOKENIZERS[name](), data.draw(_IDS)
+    each, together = (Detokenizer(tokenizer, stop=stop) for _ in range(2))
+    at = 0
+    while at < len(ids):
+        piece = ids[at : at + data.draw(st.integers(1, 6))]
+        before = together.copy()
+        text = "".join(map(each.push, piece))
+        assert together.push_all(piece) == text
+        assert before.push_all(piece) == text
+        assert before.matched_stop == each.matched_stop
+        at += len(piece)
+    assert together.flush() == each.flush()
+
+
+@_EVERY_TOKENIZER
 @given(data=st.data(), include_stop=st.booleans(), skip_special=st.booleans())
 def test_the_text_ends_where_the_first_stop_string_begins(
     name: str, data: st.DataObject, include_stop: bool, skip_special: bool

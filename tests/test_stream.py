@@ -1,5 +1,8 @@
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from streamsrv.detokenizer import Detokenizer
 from streamsrv.errors import (
     PositionEvictedError,
     PositionInFutureError,
@@ -17,7 +20,9 @@ from streamsrv.stream import (
     StreamLog,
     StreamRegistry,
     Token,
+    TokenRun,
 )
+from tests import vocabularies
 
 
 def tokens(*ids: int) -> list[Token]:
@@ -141,6 +146,50 @@ def test_a_second_reader_replaces_the_first_which_is_woken_to_notice() -> None:
     assert stream.reader is second
     assert stream.detach(second)
     assert stream.reader is None
+
+
+def test_a_quiet_log_wakes_by_its_end_and_a_new_reader_by_all() -> None:
+    stream, woken = make_stream("a-1", "mine", 10.0), list[int]()
+    stream.attach(0, lambda: woken.append(1))
+    stream.log.is_quiet = True
+    stream.log.append(*tokens(0))
+    stream.log.append_ids([1])
+    assert woken == []
+    stream.attach(0, lambda: woken.append(2))
+    stream.log.append_ids([1])
+    stream.log.is_quiet = True
+    stream.log.append(StreamEnd(1, 3))
+    assert woken == [1, 2, 2]
+
+
+@given(st.data(), st.lists(st.integers(0, 400), min_size=1, max_size=30))
+def test_bare_ids_say_from_any_position_what_tokens_with_their_texts_say(
+    data: st.DataObject, ids: list[int]
+) -> None:
+    tokenizer = vocabularies.byte_level()
+    plain, eager = (make_stream("a-1", "mine", 10.0) for _ in range(2))
+    plain.log.detokenizer, detokenizer = Detokenizer(tokenizer), Detokenizer(tokenizer)
+    plain.log.append_ids(ids)
+    plain.log.append(OutputEnd(0, Finish(FinishReason.STOP, 5)), StreamEnd(1, len(ids)))
+    eager.log.append(*(Token(0, token_id, detokenizer.push(token_id)) for token_id in ids))
+    eager.log.append(OutputEnd(0, Finish(FinishReason.STOP, 5, detokenizer.flush())), StreamEnd(1, len(ids)))
+    for _ in range(3):
+        position = data.draw(st.integers(plain.log.oldest_position, len(ids)))
+        readers = [stream.attach(position, lambda: None) for stream in (plain, eager)]
+        most = data.draw(st.integers(1, 9))
+        for _ in range(data.draw(st.integers(0, 30))):
+            told, expected = (reader.take(most) for reader in readers)
+            assert readers[0].position == readers[1].position
+            assert [e for e in told if not isinstance(e, TokenRun)] == [
+                e for e in expected if not isinstance(e, Token)
+            ]
+            runs = [e for e in told if isinstance(e, TokenRun)]
+            texts = [e for e in expected if isinstance(e, Token)]
+            assert [i for run in runs for i in run.token_ids] == [token.token_id for token in texts]
+            assert "".join(run.text for run in runs) == "".join(token.text for token in texts)
+        dropped = data.draw(st.integers(plain.log.oldest_position, len(ids)))
+        plain.log.drop_before(dropped)
+        eager.log.drop_before(dropped)
 
 
 def test_a_position_that_is_not_held_is_refused_with_what_is() -> None:

@@ -19,7 +19,7 @@ from streamsrv.output import Job
 from streamsrv.request import GenerateRequest, SamplingParams, StopConditions
 from streamsrv.scheduler import Scheduler, Step
 from streamsrv.sequence import FinishReason, Sequence
-from streamsrv.stream import Caller, LogMemory, OutputEnd, Stream, StreamEnd, StreamLog, Token
+from streamsrv.stream import Caller, LogMemory, OutputEnd, Stream, StreamEnd, StreamLog
 from streamsrv.tokenizer import Tokenizer
 from streamsrv.worker import Worker
 from tests.servers import until
@@ -134,13 +134,13 @@ async def running(engine: ScriptedEngine) -> AsyncIterator[Fixture]:
 
 
 def ids_of(job: Job) -> list[int]:
-    return [e.token_id for e in job.stream.log.read(0) if isinstance(e, Token)]
+    return [e for e in job.stream.log.read(0) if isinstance(e, int)]
 
 
 def finish_of(job: Job) -> FinishReason:
     """How a job's log ended; it must have ended once, with both its ends and the usage that it holds."""
     *tokens, output_end, stream_end = job.stream.log.read(0)
-    assert all(isinstance(token, Token) for token in tokens)
+    assert all(isinstance(token, int) for token in tokens)
     assert isinstance(output_end, OutputEnd)
     assert stream_end == StreamEnd(3, len(tokens))
     assert job.done.is_set()

@@ -18,9 +18,12 @@ from tests.servers import TestServer, running, until
 WINDOW_MS = 20_000
 
 
-def generate(server: TestServer, window_ms: int = WINDOW_MS, **options: Any) -> Call:
+def generate(
+    server: TestServer, window_ms: int = WINDOW_MS, *, text_lengths: bool = False, **options: Any
+) -> Call:
     request = make_request("x", **options)
     request.stream.resume_window_ms = window_ms
+    request.output.text_lengths = text_lengths
     return Call(server.client.stub.Generate(request))
 
 
@@ -207,8 +210,9 @@ async def test_a_failed_stream_tells_its_status_again() -> None:
 
 async def test_full_log_memory_drops_finished_streams_first_and_then_what_was_read() -> None:
     async with running(ScriptedEngine(WORDS), log_memory_mib=1) as server:
-        old = await generate(server, max_tokens=3000, ignore_eos=True).rest()
-        reading = generate(server, max_tokens=7000, ignore_eos=True)
+        # With the lengths of their texts tokens take four times the memory of ids alone.
+        old = await generate(server, text_lengths=True, max_tokens=3000, ignore_eos=True).rest()
+        reading = generate(server, text_lengths=True, max_tokens=7000, ignore_eos=True)
         for _ in range(20):
             await reading.read()
         await until(lambda: server.pool.num_streams == 1 or not server.pool.num_running)
@@ -224,6 +228,7 @@ async def test_full_log_memory_refuses_new_requests_and_evicted_positions() -> N
             stub = InferenceServiceStub(channel)
             request = make_request("x", max_tokens=8000, ignore_eos=True, max_tokens_per_chunk=1)
             request.stream.resume_window_ms = WINDOW_MS
+            request.output.text_lengths = True
             slow = Call(stub.Generate(request))
             await slow.read()
             await until(lambda: not server.pool.num_running)
