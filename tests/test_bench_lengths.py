@@ -76,3 +76,11 @@ def test_a_lognormal_stays_within_its_bounds() -> None:
 
 def test_a_lognormal_without_spread_is_its_median() -> None:
     assert set(drawn(LogNormal(37, 0.0), 10)) == {37}
+
+
+def test_lengths_keep_to_what_a_flag_allows() -> None:
+    lengths = parse_lengths("lognormal:90:5", "--prompt-tokens", 100)
+    assert max(drawn(lengths, 1_000)) == 100
+    for text in ("101", "1-101", "lognormal:101:1", "lognormal:9:1:1-101", 5_000 * "9"):
+        with pytest.raises(SettingsError, match="a length must be a whole number from 1 to 100"):
+            parse_lengths(text, "--prompt-tokens", 100)

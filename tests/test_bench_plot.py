@@ -71,3 +71,16 @@ def test_without_matplotlib_the_extra_is_named(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BenchError, match=r"--plot needs matplotlib .*pip install 'streamsrv\[bench\]'"):
         check_plot(tmp_path / "plot.svg")
+
+
+def test_looking_whether_a_plot_can_be_written_changes_nothing(tmp_path: Path) -> None:
+    plot = tmp_path / "plot.svg"
+    check_plot(plot)
+    assert not plot.exists()
+    plot.write_text("an older one")
+    check_plot(plot)
+    assert plot.read_text() == "an older one"
+    folder = tmp_path / "folder.svg"
+    folder.mkdir()
+    with pytest.raises(BenchError, match=r"cannot write --plot .*folder.svg: Is a directory"):
+        check_plot(folder)

@@ -9,6 +9,8 @@ from typing import Protocol
 from streamsrv.errors import SettingsError
 
 MAX_LENGTH = 2**32 - 1
+MAX_PROMPT_LENGTH = 10_000_000
+"""Of prompts, which are made before they are sent; a server's messages hold no more."""
 _FORMS = (
     "one number (200), a range in which all are alike probable (50-400), or lognormal:MEDIAN:SIGMA with a "
     "range of its own if need be (lognormal:200:0.6 or lognormal:200:0.6:16-2000)"
@@ -74,16 +76,16 @@ class LogNormal:
         return f"lognormal:{self.median}:{self.sigma:g}{bounds}"
 
 
-def parse_lengths(text: str, name: str) -> Lengths:
-    """Read what a flag called `name` says.
+def parse_lengths(text: str, name: str, most: int = MAX_LENGTH) -> Lengths:
+    """Read what a flag called `name` says, of lengths up to `most`.
 
     Raises:
         SettingsError: it is of no form that is known, or a number is out of its range.
     """
     if _NUMBER.fullmatch(text):
-        return Fixed(_length(int(text), text, name))
+        return Fixed(_length(text, text, name, most))
     if found := _RANGE.fullmatch(text):
-        return Uniform(*_range(found, text, name))
+        return Uniform(*_range(found, text, name, most))
     kind, *parts = text.split(":")
     if kind != "lognormal" or len(parts) not in (2, 3) or not _NUMBER.fullmatch(parts[0]):
         raise SettingsError(f"{name} is {text}; it must be {_FORMS}")
@@ -93,23 +95,25 @@ def parse_lengths(text: str, name: str) -> Lengths:
         sigma = math.nan
     if not 0 <= sigma <= 10:
         raise SettingsError(f"{name} is {text}; its sigma must be a number from 0 to 10")
-    median = _length(int(parts[0]), text, name)
+    median = _length(parts[0], text, name, most)
     if len(parts) == 2:
-        return LogNormal(median, sigma)
+        return LogNormal(median, sigma, most=most)
     found = _RANGE.fullmatch(parts[2])
     if not found:
         raise SettingsError(f"{name} is {text}; its range must be as 16-2000 is")
-    return LogNormal(median, sigma, *_range(found, text, name))
+    return LogNormal(median, sigma, *_range(found, text, name, most))
 
 
-def _range(found: re.Match[str], text: str, name: str) -> tuple[int, int]:
-    least, most = (_length(int(number), text, name) for number in found.groups())
-    if least > most:
+def _range(found: re.Match[str], text: str, name: str, most: int) -> tuple[int, int]:
+    first, last = (_length(digits, text, name, most) for digits in found.groups())
+    if first > last:
         raise SettingsError(f"{name} is {text}; the first number of a range must not be above the second")
-    return least, most
+    return first, last
 
 
-def _length(number: int, text: str, name: str) -> int:
-    if not 1 <= number <= MAX_LENGTH:
-        raise SettingsError(f"{name} is {text}; a length must be a whole number from 1 to {MAX_LENGTH}")
-    return number
+def _length(digits: str, text: str, name: str, most: int) -> int:
+    # Python reads no number of thousands of digits.
+    number = int(digits) if len(digits) < 20 else math.inf
+    if not 1 <= number <= most:
+        raise SettingsError(f"{name} is {text}; a length must be a whole number from 1 to {most}")
+    return int(number)

@@ -22,13 +22,20 @@ def check_plot(path: Path) -> None:
     """See that a plot can be made before a load is run for it.
 
     Raises:
-        BenchError: matplotlib is missing, or the file is no SVG or in no folder.
+        BenchError: matplotlib is missing, or the file is no SVG, in no folder or not to be written.
     """
     _matplotlib()
     if path.suffix != ".svg":
         raise BenchError(f"--plot is {path}; plots are written as SVG, so its name must end in .svg")
     if not path.parent.is_dir():
         raise BenchError(f"--plot is {path}; there is no folder {path.parent}")
+    was_there = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise BenchError(f"cannot write --plot {path}: {error.strerror}") from None
+    if not was_there:
+        path.unlink()
 
 
 def write_plot(list_: Seq[Measured], path: Path) -> None:

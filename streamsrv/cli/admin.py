@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import uvloop
 
+from streamsrv.cli.flag_values import check_seconds, check_text
 from streamsrv.cli.server_flags import add_server_flags, server_of
 from streamsrv.client import call_failed
 from streamsrv.client.connection import call_metadata
@@ -15,6 +16,8 @@ from streamsrv.client.connection import call_metadata
 if TYPE_CHECKING:
     from streamsrv.v1.admin_pb2 import RepositoryModel
     from streamsrv.v1.admin_pb2_grpc import AdminServiceAsyncStub
+
+_MAX_GRACE_S = 3600.0  # the server's own bound
 
 
 def add_command(commands: Any) -> None:  # argparse's own type for it is private
@@ -65,6 +68,7 @@ def _list(arguments: argparse.Namespace) -> None:
 def _load(arguments: argparse.Namespace) -> None:
     from streamsrv.v1 import admin_pb2 as pb
 
+    check_text("the model's name", arguments.model)
     request = pb.LoadModelRequest(model=arguments.model)
     print(_line(_call(arguments, lambda stub: stub.LoadModel, request).model))
 
@@ -72,9 +76,11 @@ def _load(arguments: argparse.Namespace) -> None:
 def _unload(arguments: argparse.Namespace) -> None:
     from streamsrv.v1 import admin_pb2 as pb
 
+    check_seconds("--grace-s", arguments.grace_s, _MAX_GRACE_S, may_be_0=True)
+    check_text("the model's name", arguments.model)
     request = pb.UnloadModelRequest(model=arguments.model)
     if arguments.grace_s is not None:
-        request.grace_ms = max(0, round(arguments.grace_s * 1000))
+        request.grace_ms = round(arguments.grace_s * 1000)
     response = _call(arguments, lambda stub: stub.UnloadModel, request)
     cut = "" if response.all_finished else ", with streams that had not finished"
     print(_line(response.model) + cut)

@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streamsrv.cli.flag_values import check_seconds, check_text, check_whole
 from streamsrv.cli.server_flags import server_of
 from streamsrv.errors import SettingsError
 
@@ -13,12 +14,12 @@ if TYPE_CHECKING:
     from streamsrv.bench.load_messages import Plan
     from streamsrv.bench.workload import Workload
 
-_MAX_UINT32 = 2**32 - 1
+_MAX_DURATION_S = 1e6
+_MAX_CONCURRENCY = 100_000  # each is a task that lives as long as the load
 _MAX_RATE = 1e6
 _MAX_DUE = 10_000_000  # all are drawn before the first is sent
 _MAX_PROCESSES = 64
 _MAX_SEED = 2**63 - 1
-_DEFAULT_CONCURRENCY = "8"
 _DEFAULT_OPEN_S = 20.0
 _LENGTHS = "N, a range N-M, or lognormal:MEDIAN:SIGMA[:N-M]"
 
@@ -27,7 +28,9 @@ def add_load_flags(bench: argparse.ArgumentParser) -> None:
     """Add the flags of the load."""
     group = bench.add_argument_group("the load")
     kind = group.add_mutually_exclusive_group()
-    kind.add_argument("--concurrency", metavar="N[,N...]", help="closed loop of N clients (default: 8)")
+    kind.add_argument(
+        "--concurrency", metavar="N[,N...]", default="8", help="closed loop of N clients (default: 8)"
+    )
     kind.add_argument("--rate", metavar="R[,R...]", help="open loop: R requests a second, Poisson arrivals")
     until = group.add_mutually_exclusive_group()
     until.add_argument(
@@ -108,15 +111,12 @@ def plans_of(arguments: argparse.Namespace) -> "list[Plan]":
     from streamsrv.bench.load import LoadPlan
     from streamsrv.bench.schedule import OpenPlan
 
-    _within("--warmup", arguments.warmup, 0, _MAX_UINT32)
-    _within("--processes", arguments.processes, 1, _MAX_PROCESSES)
-    if arguments.seed is not None:
-        _within("--seed", arguments.seed, 0, _MAX_SEED)
+    check_whole("--warmup", arguments.warmup, 0)
+    check_whole("--processes", arguments.processes, 1, _MAX_PROCESSES)
+    check_whole("--seed", arguments.seed, 0, _MAX_SEED)
+    check_whole("--requests", arguments.requests, 1)
+    check_seconds("--duration", arguments.duration, _MAX_DURATION_S)
     num_requests, duration_s = arguments.requests, arguments.duration
-    if duration_s is not None and not 0 < duration_s < math.inf:
-        raise SettingsError(f"--duration is {duration_s}; it must be a number of seconds above 0")
-    if num_requests is not None:
-        _within("--requests", num_requests, 1, _MAX_UINT32)
     if arguments.rate is not None:
         if num_requests is None and duration_s is None:
             duration_s = _DEFAULT_OPEN_S
@@ -129,7 +129,7 @@ def plans_of(arguments: argparse.Namespace) -> "list[Plan]":
             )
         return [OpenPlan(rate, num_requests, duration_s) for rate in rates]
     plans: list[Plan] = []
-    for text in (arguments.concurrency or _DEFAULT_CONCURRENCY).split(","):
+    for text in arguments.concurrency.split(","):
         concurrency = _concurrency(text)
         if duration_s is not None:
             plans.append(LoadPlan(concurrency, duration_s=duration_s))
@@ -146,7 +146,7 @@ def _concurrency(text: str) -> int:
         raise SettingsError(
             f"--concurrency has {text!r}; it must be a whole number, or several as in 1,8,32"
         ) from None
-    _within("--concurrency", concurrency, 1, _MAX_UINT32)
+    check_whole("--concurrency", concurrency, 1, _MAX_CONCURRENCY)
     return concurrency
 
 
@@ -168,17 +168,14 @@ def workload_of(arguments: argparse.Namespace) -> "Workload":
     Raises:
         SettingsError: a length or a file cannot be read, or a number is out of its range.
     """
-    from streamsrv.bench.lengths import parse_lengths
+    from streamsrv.bench.lengths import MAX_PROMPT_LENGTH, parse_lengths
     from streamsrv.bench.prompt_file import read_prompts
     from streamsrv.bench.prompt_sets import PromptSet
     from streamsrv.bench.workload import RequestShape, Workload
 
-    for flag, value, least in (
-        ("--max-tokens-per-chunk", arguments.max_tokens_per_chunk, 1),
-        ("--min-chunk-interval-ms", arguments.min_chunk_interval_ms, 0),
-    ):
-        if value is not None:
-            _within(flag, value, least, _MAX_UINT32)
+    check_whole("--max-tokens-per-chunk", arguments.max_tokens_per_chunk, 1)
+    check_whole("--min-chunk-interval-ms", arguments.min_chunk_interval_ms, 0)
+    check_text("--model", arguments.model)
     return Workload(
         shape=RequestShape(
             model=arguments.model,
@@ -186,14 +183,9 @@ def workload_of(arguments: argparse.Namespace) -> "Workload":
             max_tokens_per_chunk=arguments.max_tokens_per_chunk,
             min_chunk_interval_ms=arguments.min_chunk_interval_ms,
         ),
-        prompt_lengths=parse_lengths(arguments.prompt_tokens, "--prompt-tokens"),
+        prompt_lengths=parse_lengths(arguments.prompt_tokens, "--prompt-tokens", MAX_PROMPT_LENGTH),
         output_lengths=parse_lengths(arguments.max_tokens, "--max-tokens"),
         prompts=None if arguments.prompts is None else read_prompts(arguments.prompts, "--prompts"),
         prompt_set=None if arguments.set is None else PromptSet(arguments.set),
         timeout_s=arguments.timeout,
     )
-
-
-def _within(flag: str, value: int, least: int, most: int) -> None:
-    if not least <= value <= most:
-        raise SettingsError(f"{flag} is {value}; it must be a whole number from {least} to {most}")

@@ -1,6 +1,7 @@
 """`streamsrv generate`."""
 
 import argparse
+import asyncio
 import json
 import sys
 import time
@@ -8,8 +9,15 @@ from typing import Any
 
 import uvloop
 
+from streamsrv.cli.flag_values import check_seconds, check_text, check_whole
 from streamsrv.cli.server_flags import ServerChoice, add_server_flags, server_of
-from streamsrv.errors import SettingsError
+from streamsrv.errors import CallFailedError, SettingsError
+
+# The least that each may be.
+_WHOLE_NUMBERS = dict.fromkeys(("max_tokens", "outputs", "max_tokens_per_chunk"), 1)
+_WHOLE_NUMBERS |= dict.fromkeys(("min_tokens", "top_k", "logprobs", "min_chunk_interval_ms"), 0)
+_MAX_SEED = 2**64 - 1
+_MAX_RESUME_WINDOW_S = 1e6
 
 
 def add_command(commands: Any) -> None:  # argparse's own type for it is private
@@ -64,59 +72,100 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
 
 
 def _generate(arguments: argparse.Namespace) -> None:
-    uvloop.run(_stream(arguments, server_of(arguments)))
+    _check(arguments)
+    uvloop.run(_stream(arguments, server_of(arguments), _text(arguments.prompt)))
 
 
-async def _stream(arguments: argparse.Namespace, server: ServerChoice) -> None:
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what the message has no place for; what else is wrong, the server says.
+
+    Raises:
+        SettingsError: a flag is out of its range, or without the other that it needs.
+    """
+    for name, least in _WHOLE_NUMBERS.items():
+        check_whole("--" + name.replace("_", "-"), getattr(arguments, name), least)
+    check_whole("--seed", arguments.seed, 0, _MAX_SEED)
+    check_whole("--priority", arguments.priority, -100, 100)
+    check_seconds("--resume-window", arguments.resume_window, _MAX_RESUME_WINDOW_S, may_be_0=True)
+    for name in ("model", "system", "json_schema", "regex", "lark", "request_id"):
+        check_text("--" + name.replace("_", "-"), getattr(arguments, name))
+    for flag, texts in (("--choice", arguments.choice), ("--stop", arguments.stop)):
+        for text in texts:
+            check_text(flag, text)
+    if arguments.system is not None and not arguments.chat:
+        raise SettingsError("--system is given without --chat; only a chat has a system's turn")
+    if arguments.logprobs is not None and not arguments.json:
+        raise SettingsError("--logprobs is given without --json; only JSON shows them")
+
+
+def _text(prompt: str) -> str:
+    """Give the prompt, from standard input if it says so.
+
+    Raises:
+        SettingsError: it is not UTF-8.
+    """
+    if prompt != "-":
+        check_text("PROMPT", prompt)
+        return prompt
+    try:
+        text = sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"standard input is not UTF-8 text (at byte {error.start})") from None
+    check_text("standard input", text)  # in some locales Python reads any bytes
+    return text
+
+
+async def _stream(arguments: argparse.Namespace, server: ServerChoice, text: str) -> None:
     from streamsrv.client import ChatMessages, Client, make_request
 
-    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
     prompt: str | ChatMessages = text
     if arguments.chat:
         prompt = [("user", text)]
         if arguments.system is not None:
             prompt = [("system", arguments.system), *prompt]
-    try:
-        request = make_request(
-            prompt,
-            model=arguments.model,
-            request_id=arguments.request_id,
-            temperature=arguments.temperature,
-            top_k=arguments.top_k,
-            top_p=arguments.top_p,
-            min_p=arguments.min_p,
-            typical_p=arguments.typical_p,
-            repetition_penalty=arguments.repetition_penalty,
-            presence_penalty=arguments.presence_penalty,
-            frequency_penalty=arguments.frequency_penalty,
-            seed=arguments.seed,
-            num_outputs=arguments.outputs,
-            logprobs=None if arguments.logprobs is None else True,
-            num_top_logprobs=arguments.logprobs,
-            json_schema=arguments.json_schema,
-            regex=arguments.regex,
-            lark=arguments.lark,
-            choices=arguments.choice,
-            priority=arguments.priority,
-            max_tokens=arguments.max_tokens,
-            min_tokens=arguments.min_tokens,
-            stop=arguments.stop,
-            ignore_eos=arguments.ignore_eos,
-            zstd=not arguments.plain,
-            max_tokens_per_chunk=arguments.max_tokens_per_chunk,
-            min_chunk_interval_ms=arguments.min_chunk_interval_ms,
-            resume_window_s=arguments.resume_window,
-        )
-    except (ValueError, OverflowError) as error:  # a negative count, or one of more than 32 bits
-        raise SettingsError(f"a flag's value is out of range: {error}") from None
+    request = make_request(
+        prompt,
+        model=arguments.model,
+        request_id=arguments.request_id,
+        temperature=arguments.temperature,
+        top_k=arguments.top_k,
+        top_p=arguments.top_p,
+        min_p=arguments.min_p,
+        typical_p=arguments.typical_p,
+        repetition_penalty=arguments.repetition_penalty,
+        presence_penalty=arguments.presence_penalty,
+        frequency_penalty=arguments.frequency_penalty,
+        seed=arguments.seed,
+        num_outputs=arguments.outputs,
+        logprobs=None if arguments.logprobs is None else True,
+        num_top_logprobs=arguments.logprobs,
+        json_schema=arguments.json_schema,
+        regex=arguments.regex,
+        lark=arguments.lark,
+        choices=arguments.choice,
+        priority=arguments.priority,
+        max_tokens=arguments.max_tokens,
+        min_tokens=arguments.min_tokens,
+        stop=arguments.stop,
+        ignore_eos=arguments.ignore_eos,
+        zstd=not arguments.plain,
+        max_tokens_per_chunk=arguments.max_tokens_per_chunk,
+        min_chunk_interval_ms=arguments.min_chunk_interval_ms,
+        resume_window_s=arguments.resume_window,
+    )
     began_s = time.monotonic()
     async with Client(server.target, credentials=server.credentials, api_key=server.api_key) as client:
         async with client.send(request, timeout_s=server.timeout_s) as stream:
-            async for chunk in stream:
-                if arguments.json:
-                    print(json.dumps(_chunk_object(stream.stream_id, chunk)), flush=True)
-                elif len(stream.outputs) == 1:
-                    print(chunk.text, end="", flush=True)
+            try:
+                async for chunk in stream:
+                    if arguments.json:
+                        print(json.dumps(_chunk_object(stream.stream_id, chunk)), flush=True)
+                    elif len(stream.outputs) == 1:
+                        print(chunk.text, end="", flush=True)
+            except (CallFailedError, asyncio.CancelledError):
+                if stream.received_text and not arguments.json:
+                    print(flush=True)  # what is said next begins a line
+                raise
         if not arguments.json:
             several = [f"[{o.index}: {o.finish_reason}] {o.text}" for o in stream.outputs]
             print("\n".join(several) if len(several) > 1 else "", flush=True)

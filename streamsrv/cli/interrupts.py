@@ -5,6 +5,14 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from engines.api import StreamsrvError
+
+
+class CommandInterruptedError(StreamsrvError):
+    """Ctrl-C ended a command; the message says what became of its work."""
+
+    reason = "INTERRUPTED"
+
 
 @contextmanager
 def stopping_on_interrupt(stop: Callable[[], None]) -> Iterator[None]:

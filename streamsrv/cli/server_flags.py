@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from streamsrv.cli.flag_values import check_seconds
 from streamsrv.config import API_KEY_VARIABLE, CLIENT_VARIABLE, Address
 from streamsrv.errors import SettingsError
 
@@ -53,6 +54,7 @@ def add_server_flags(
 ) -> None:
     """Add the flags, with those defaults in which commands differ."""
     add = parser.add_argument_group("the server").add_argument
+    parser.set_defaults(is_admin=is_admin)
     if is_admin:
         add(
             "--server",
@@ -100,15 +102,15 @@ def server_of(arguments: argparse.Namespace) -> ServerChoice:
     from streamsrv.tls import KeyPair, channel_credentials
 
     address = Address.parse(arguments.server, "--server")
+    if "/" in address.host:
+        raise SettingsError(
+            f"--server is {arguments.server!r}; it must be HOST:PORT alone, without http:// or a path"
+        )
     if not address.port:
         raise SettingsError(f"--server is {arguments.server!r}; a server is called at a port from 1 to 65535")
     timeout_s, ca = arguments.timeout, arguments.tls_ca
     cert, key = arguments.tls_cert, arguments.tls_key
-    if timeout_s is not None and not 0 < timeout_s <= _MAX_TIMEOUT_S:
-        raise SettingsError(
-            f"--timeout is {timeout_s:g}; it must be a number of seconds above 0 and at most "
-            f"{_MAX_TIMEOUT_S:.0f}"
-        )
+    check_seconds("--timeout", timeout_s, _MAX_TIMEOUT_S)
     if (cert is None) != (key is None):
         given, missing = ("--tls-cert", "--tls-key") if cert else ("--tls-key", "--tls-cert")
         raise SettingsError(f"{given} is given without {missing}; a certificate of your own needs both")
