@@ -21,6 +21,7 @@ from streamsrv.bench.errors import BenchError
 from streamsrv.bench.load import LoadPlan
 from streamsrv.bench.load_messages import Plan
 from streamsrv.bench.measure import Measured, bench, measure
+from streamsrv.bench.processes import listening_process
 from streamsrv.bench.report_format import as_lines, as_object, summary_lines
 from streamsrv.bench.schedule import OpenPlan
 from streamsrv.bench.workload import RequestShape, Workload
@@ -427,6 +428,43 @@ async def test_a_load_process_that_ends_is_an_error_and_not_a_wait() -> None:
         assert not any(child.is_running() for child in children)
 
 
+async def test_a_server_that_dies_leaves_a_report_of_what_was_seen_of_it() -> None:
+    command = ("-m", "streamsrv", "serve", "--engine", "scripted", "--listen", "127.0.0.1:0")
+    async with listening_process("a server", *command) as server:
+        target, seen = Endpoint(server.addresses[0]), asyncio.Event()
+        async with bench(target, Workload(SHAPE), seed=5, lost_after_s=0.3) as runs:
+            load = LoadPlan(2, num_requests=1_000_000)
+            run = asyncio.create_task(runs.run(load, on_progress=lambda _: seen.set()))
+            await seen.wait()
+            os.kill(server.pid, signal.SIGKILL)
+            result = await run
+            assert runs.is_lost
+    assert result.was_stopped
+    assert result.report.num_completed > 0
+    assert [error.code for error in result.report.errors] == ["UNAVAILABLE"]
+    assert result.report.server_cpu_s is None
+
+
+async def test_a_load_that_fails_altogether_leaves_the_summary_of_those_before() -> None:
+    command = ("-m", "streamsrv", "serve", "--engine", "scripted", "--script-step-ms", "5")
+    async with listening_process("a server", *command, "--listen", "127.0.0.1:0") as server:
+        process = await started(
+            *("--server", str(server.addresses[0]), "--concurrency", "1,2,3,4", "--requests", "2"),
+            *("--max-tokens", "200"),
+        )
+        assert process.stdout is not None
+        printed = b"".join([await process.stdout.readuntil(b"client processor time") for _ in range(2)])
+        os.kill(server.pid, signal.SIGKILL)
+        rest, errors = await process.communicate()
+    assert process.returncode == 1
+    assert (printed + rest).decode().count("closed loop, ") == 2
+    summary = rest.decode().rpartition("clients ")[2].splitlines()[1:]
+    assert [line.split()[0] for line in summary[:2]] == ["1", "2"]
+    (said_last,) = said(errors)
+    assert said_last.startswith("streamsrv: not one of 2 requests came to its end; UNAVAILABLE: ")
+    assert said_last.endswith("; loads not begun: 1")
+
+
 async def test_load_processes_do_not_outlive_the_one_that_started_them() -> None:
     async with running(ScriptedEngine(step_s=0.02)) as server:
         process = await started("--server", server.target, "--requests", "100000", "--processes", "2")
@@ -450,15 +488,26 @@ async def test_load_processes_do_not_outlive_the_one_that_started_them() -> None
         (["--rate", "1", "--requests", "10000001"], "a schedule holds at most 10000000"),
         (["--processes", "0"], "--processes is 0; it must be a whole number from 1 to 64"),
         (["--warmup", "-1"], "--warmup is -1"),
+        (["--concurrency", ""], "--concurrency has ''; it must be a whole number"),
+        (["--concurrency", "100001"], "it must be a whole number from 1 to 100000"),
+        (["--server-pid", "-1"], "--server-pid is -1; it must be a whole number from 1"),
+        (["--model", "\udcff"], "--model is not UTF-8 text"),
         (["--timeout", "0"], "--timeout is 0; it must be a number of seconds above 0"),
         (["--seed", "-1"], "--seed is -1"),
         (["--requests", "0"], "--requests is 0"),
         (["--duration", "nan"], "--duration is nan; it must be a number of seconds above 0"),
+        (["--duration", "1e300"], "and at most 1000000"),
         (["--max-tokens", "-1"], "--max-tokens is -1"),
         (["--max-tokens", "9-3"], "--max-tokens is 9-3; the first number of a range"),
         (["--prompt-tokens", "0"], "--prompt-tokens is 0"),
+        (["--prompt-tokens", "4000000000"], "a length must be a whole number from 1 to 10000000"),
+        (
+            ["--prompt-tokens", "lognormal:9:1:1-4000000000"],
+            "a length must be a whole number from 1 to 10000000",
+        ),
         (["--prompts", "/nowhere/prompts.txt"], "cannot read --prompts /nowhere/prompts.txt: No such file"),
         (["--plot", "/nowhere/plot.svg"], "there is no folder /nowhere"),
+        (["--plot", "/proc/plot.svg"], "cannot write --plot /proc/plot.svg: "),
         (["--plot", "plot.png"], "its name must end in .svg"),
         (["--tls-cert", "mine.pem"], "--tls-cert is given without --tls-key"),
         (["--server", "somewhere"], "--server is 'somewhere'; it must be HOST:PORT"),

@@ -74,6 +74,8 @@ class Progress:
     num_requests: int
     num_tokens: int
     num_failed: int
+    num_unavailable: int
+    """Of those that failed: whose server could not be reached, or was about to stop."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,17 +141,19 @@ class _Reporter:
 
     def __init__(self, write: Callable[[Any], None]) -> None:
         self._write = write
-        self._counts = (0, 0, 0)
+        self._counts = (0, 0, 0, 0)
         self._told_s = time.perf_counter()
 
     def add(self, record: RequestRecord) -> None:
         if record.was_cut:
             return
-        num_requests, num_tokens, num_failed = self._counts
+        num_requests, num_tokens, num_failed, num_unavailable = self._counts
+        code = None if record.failure is None else record.failure.code
         self._counts = (
             num_requests + 1,
             num_tokens + record.num_tokens,
-            num_failed + (record.failure is not None),
+            num_failed + (code is not None),
+            num_unavailable + (code == "UNAVAILABLE"),
         )
         if time.perf_counter() - self._told_s >= _PROGRESS_S:
             self.flush()
@@ -161,7 +163,7 @@ class _Reporter:
         # 10,000 requests of 64 tokens it stood still for 200 ms, and so did every stream.
         gc.freeze()
         self._write(Progress(*self._counts))
-        self._counts = (0, 0, 0)
+        self._counts = (0, 0, 0, 0)
         self._told_s = time.perf_counter()
 
 

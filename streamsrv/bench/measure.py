@@ -1,11 +1,14 @@
 """One measurement of a server: connect, warm up, load, count."""
 
+import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from streamsrv.bench.cpu_time import CpuClock, listening_pid
 from streamsrv.bench.endpoint import Endpoint
+from streamsrv.bench.errors import BenchError
 from streamsrv.bench.load import LoadPlan
 from streamsrv.bench.load_messages import Job, Plan, Progress
 from streamsrv.bench.load_processes import LoadProcesses, load_processes
@@ -17,6 +20,9 @@ __all__ = ["Bench", "Measured", "RequestShape", "bench", "measure"]
 
 # Of an open loop's warm-up: it fills what a server makes at first use, and has no rate to keep.
 _WARM_UP_CONCURRENCY = 8
+
+LOST_AFTER_S = 30.0
+"""In which all requests that end are UNAVAILABLE: a worker is made again in less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +48,32 @@ class Bench:
     """Measures one server, one load after the other."""
 
     def __init__(
-        self, engine: str, version: str, seed: int, processes: LoadProcesses, server_cpu: CpuClock | None
+        self,
+        engine: str,
+        version: str,
+        seed: int,
+        processes: LoadProcesses,
+        server_cpu: CpuClock | None,
+        lost_after_s: float = LOST_AFTER_S,
     ) -> None:
         self._engine = engine
         self._version = version
         self._seed = seed
         self._processes = processes
         self._server_cpu = server_cpu
+        self._lost_after_s = lost_after_s
+        self._unavailable_since_s: float | None = None
+        self._is_lost = False
 
     @property
     def is_stopped(self) -> bool:
         """Whether `stop` was called."""
         return self._processes.is_stopped
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the load was stopped because the server was not to be had for some time."""
+        return self._is_lost
 
     def stop(self) -> None:
         """End the load that runs: `run` then gives what was measured until now. None runs after it."""
@@ -74,10 +94,17 @@ class Bench:
         """
         if num_warmup:
             most = _WARM_UP_CONCURRENCY if isinstance(plan, OpenPlan) else plan.concurrency
-            await self._processes.run(LoadPlan(min(most, num_warmup), num_requests=num_warmup), on_warmup)
-        server_before_s = self._server_cpu.seconds() if self._server_cpu else 0.0
-        joined = await self._processes.run(plan, on_progress)
-        server_cpu_s = self._server_cpu.seconds() - server_before_s if self._server_cpu else None
+            await self._processes.run(
+                LoadPlan(min(most, num_warmup), num_requests=num_warmup), self._watching(on_warmup)
+            )
+            if self._is_lost:
+                raise BenchError(f"the server did not answer for {self._lost_after_s:g} s of the warm-up")
+        server_before_s = self._server_cpu_s()
+        joined = await self._processes.run(plan, self._watching(on_progress))
+        server_after_s = self._server_cpu_s()
+        server_cpu_s = None
+        if server_before_s is not None and server_after_s is not None:
+            server_cpu_s = server_after_s - server_before_s
         report = LoadReport.of(
             joined.run,
             client_cpu_s=joined.cpu_s,
@@ -86,6 +113,30 @@ class Bench:
             wire_bytes=joined.wire,
         )
         return Measured(self._engine, self._version, self._seed, plan, report, self.is_stopped)
+
+    def _server_cpu_s(self) -> float | None:
+        if self._server_cpu is not None:
+            with contextlib.suppress(BenchError):  # it has ended, and what was seen of it is to be told
+                return self._server_cpu.seconds()
+        return None
+
+    def _watching(self, on_progress: Callable[[Progress], None]) -> Callable[[Progress], None]:
+        """Stop a load that nobody answers any more; else it would go on to the end of its plan."""
+
+        def heard(progress: Progress) -> None:
+            on_progress(progress)
+            if not progress.num_requests:
+                return
+            now_s = time.monotonic()
+            if progress.num_requests > progress.num_unavailable:
+                self._unavailable_since_s = None
+            elif self._unavailable_since_s is None:
+                self._unavailable_since_s = now_s
+            elif now_s - self._unavailable_since_s >= self._lost_after_s and not self.is_stopped:
+                self._is_lost = True
+                self.stop()
+
+        return heard
 
 
 @asynccontextmanager
@@ -96,10 +147,12 @@ async def bench(
     seed: int,
     num_processes: int = 1,
     server_pid: int | None = None,
+    lost_after_s: float = LOST_AFTER_S,
 ) -> AsyncIterator[Bench]:
     """Start load processes for a server; inside, they are connected.
 
     `server_pid` is the server's process; None looks for it, if the address is of this machine.
+    A load is stopped after `lost_after_s` in which the server was not to be had.
 
     Raises:
         CallFailedError: the server could not be asked about itself.
@@ -111,7 +164,7 @@ async def bench(
     async with endpoint.connect() as client:
         info = await client.server_info()
     async with load_processes(num_processes, Job(endpoint, workload, seed)) as processes:
-        yield Bench(info.engine, info.version, seed, processes, server_cpu)
+        yield Bench(info.engine, info.version, seed, processes, server_cpu, lost_after_s)
 
 
 async def measure(

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import uvloop
 
+from engines.api import StreamsrvError
 from streamsrv.cli.bench_flags import add_load_flags, add_request_flags, endpoint_of, plans_of, workload_of
-from streamsrv.cli.interrupts import stopping_on_interrupt
+from streamsrv.cli.flag_values import check_whole
+from streamsrv.cli.interrupts import CommandInterruptedError, stopping_on_interrupt
 from streamsrv.cli.load_progress import load_progress
 from streamsrv.cli.server_flags import add_server_flags
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from streamsrv.bench.load_messages import Plan
     from streamsrv.bench.measure import Bench, Measured
     from streamsrv.bench.workload import Workload
+
+_MAX_PID = 2**31 - 1
 
 
 def add_command(commands: Any) -> None:  # argparse's own type for it is private
@@ -62,26 +66,24 @@ def _bench(arguments: argparse.Namespace) -> None:
     from streamsrv.bench.report_format import summary_lines
 
     endpoint, plans, workload = endpoint_of(arguments), plans_of(arguments), workload_of(arguments)
+    check_whole("--server-pid", arguments.server_pid, 1, _MAX_PID)
     if arguments.plot is not None:
         check_plot(arguments.plot)
     seed = secrets.randbits(32) if arguments.seed is None else arguments.seed
     list_: list[Measured] = []
     try:
-        interruption = uvloop.run(_measure(arguments, endpoint, plans, workload, seed, list_))
+        early_end = uvloop.run(_measure(arguments, endpoint, plans, workload, seed, list_))
     except asyncio.CancelledError:
-        print("streamsrv: interrupted twice; gave up without a report", file=sys.stderr)
-        raise KeyboardInterrupt from None
+        raise CommandInterruptedError("interrupted twice; gave up without a report") from None
     except KeyboardInterrupt:
-        print("streamsrv: interrupted before the load began; nothing was measured", file=sys.stderr)
-        raise
+        raise CommandInterruptedError("interrupted before the load began; nothing was measured") from None
     if len(list_) > 1 and not arguments.json:
         print("\n".join(summary_lines(list_)))
     if arguments.plot is not None and list_:
         write_plot(list_, arguments.plot)
         print(f"the plot is in {arguments.plot}", file=sys.stderr)
-    if interruption is not None:
-        print(f"streamsrv: {interruption}", file=sys.stderr)
-        raise KeyboardInterrupt
+    if early_end is not None:
+        raise early_end
 
 
 async def _measure(
@@ -91,13 +93,17 @@ async def _measure(
     workload: "Workload",
     seed: int,
     list_: "list[Measured]",
-) -> str | None:
+) -> StreamsrvError | None:
     """Run the loads, print each one's report as it is there, and add it to the list.
 
-    What Ctrl-C has cut short is told in a sentence; None if nothing was.
+    Gives what ended them early, after what there is to report; None if nothing did.
+
+    Raises:
+        CallFailedError: the server could not be asked about itself.
+        BenchError: nothing at all could be measured.
     """
     from streamsrv.bench.errors import BenchError
-    from streamsrv.bench.measure import bench
+    from streamsrv.bench.measure import LOST_AFTER_S, bench
     from streamsrv.bench.report_format import as_lines, as_object
 
     async with bench(
@@ -119,16 +125,23 @@ async def _measure(
                             on_progress=shown.loaded,
                         )
                 except BenchError as error:
-                    if not running.is_stopped:
-                        raise
-                    return f"interrupted; nothing of this load was measured: {error}{left}"
+                    if running.is_stopped and not running.is_lost:
+                        return CommandInterruptedError(
+                            f"interrupted; nothing of this load was measured: {error}{left}"
+                        )
+                    return BenchError(f"{error}{left}")
                 list_.append(measured)
                 if arguments.json:
                     print(json.dumps(as_object(measured)), flush=True)
                 else:
                     print("\n".join(as_lines(measured)), end="\n\n" if len(plans) > 1 else "\n", flush=True)
+                covered = f"after {_covered(measured)}, which the report is of{left}"
+                if running.is_lost:
+                    return BenchError(
+                        f"the server did not answer for {LOST_AFTER_S:g} s, so the load was ended {covered}"
+                    )
                 if measured.was_stopped:
-                    return f"interrupted after {_covered(measured)}, which the report is of{left}"
+                    return CommandInterruptedError(f"interrupted {covered}")
     return None
 
 
