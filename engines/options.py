@@ -58,6 +58,9 @@ class EngineOptions:
     weights: WeightFormat = WeightFormat.AUTO
     precision: Precision = Precision.AUTO
     cache_type: CacheType = CacheType.AUTO
+    activation_group: int = 32
+    """Values of an activation that share a scale where they are rounded to 8 bits, before int8 weights. More
+    are faster and less exact. Engines that choose for themselves ignore it."""
     num_threads: int | None = None
     """Threads that compute; None is as many as the processors this process may use."""
     cache_gib: float | None = None
@@ -87,6 +90,10 @@ class EngineOptions:
         for name in ("max_batch", "max_step_tokens", "num_contexts"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.activation_group not in range(32, 257, 32):
+            raise ValueError(
+                f"activation_group is {self.activation_group}; it must be a multiple of 32, 256 at most"
+            )
         if self.device < 0:
             raise ValueError(f"device is {self.device}; it must be 0 or above")
         if self.num_threads is not None and self.num_threads < 1:

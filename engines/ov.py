@@ -427,8 +427,9 @@ def _settings(core: ov.Core, options: EngineOptions) -> dict[str, Any]:
         # A pinned thread waits for its processor while the server's loop has it; the others wait for it.
         "ENABLE_CPU_PINNING": False,
     }
-    # Before int8 weights the plugin rounds activations to 8 bits, 32 at a time; asked for f32, it does not.
-    settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = 0 if options.precision is Precision.F32 else 32
+    # Before int8 weights the plugin rounds activations to 8 bits; asked for f32, it does not.
+    is_rounded = options.precision is not Precision.F32
+    settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = options.activation_group if is_rounded else 0
     return settings
 
 

@@ -84,7 +84,12 @@ class Mode(Enum):
 MODE_SETTINGS: Mapping[Mode, Mapping[str, int]] = {
     Mode.BALANCED: {},
     Mode.LATENCY: {"max_running": 8, "max_step_tokens": 128, "min_chunk_interval_ms": 0},
-    Mode.THROUGHPUT: {"max_running": 128, "max_step_tokens": 1024, "min_chunk_interval_ms": 50},
+    Mode.THROUGHPUT: {
+        "max_running": 128,
+        "max_step_tokens": 1024,
+        "min_chunk_interval_ms": 50,
+        "activation_group": 64,
+    },
 }
 
 
@@ -129,8 +134,8 @@ class Settings(BaseSettings):
     )
     mode: Mode = Field(
         Mode.BALANCED,
-        description="latency or throughput: sets max-running, max-step-tokens, min-chunk-interval-ms, and "
-        "for latency on onnxruntime int4 weights, where they are not given",
+        description="latency or throughput: sets max-running, max-step-tokens, min-chunk-interval-ms, "
+        "activation-group, and for latency on onnxruntime int4 weights, where they are not given",
     )
     listen: str = Field("127.0.0.1:50051", description="HOST:PORT; port 0 takes a free one")
     allow_plaintext: bool = Field(
@@ -199,6 +204,14 @@ class Settings(BaseSettings):
         WeightFormat.AUTO, description="how weights are held; auto is int8 on a CPU, f16 on a GPU"
     )
     precision: Precision = Field(Precision.AUTO, description="in what activations are computed")
+    activation_group: int = Field(
+        32,
+        ge=32,
+        le=256,
+        multiple_of=32,
+        description="values of an activation that openvino rounds to 8 bits with one scale; "
+        "more is faster and less exact",
+    )
     kv_cache_type: CacheType = Field(CacheType.AUTO, description="in what keys and values are kept")
     kv_cache_gib: float | None = Field(
         None,
@@ -309,6 +322,7 @@ class Settings(BaseSettings):
         return EngineOptions(
             weights=self.weights,
             precision=self.precision,
+            activation_group=self.activation_group,
             cache_type=self.kv_cache_type,
             num_threads=self.threads,
             cache_gib=self.kv_cache_gib,
@@ -366,7 +380,16 @@ def load_settings(flags: Mapping[str, Any], config_file: Path | None = None) -> 
 MODEL_SETTINGS = (
     *("model", "engine", "weights", "precision", "kv_cache_type", "kv_cache_gib", "memory_share"),
     *("max_context", "max_running", "max_waiting", "max_waiting_tokens", "max_waiting_per_caller"),
-    *("max_step_tokens", "workers", "threads", "gpu", "cuda_graphs", "log_memory_mib", "stuck_after_s"),
+    *(
+        "max_step_tokens",
+        "activation_group",
+        "workers",
+        "threads",
+        "gpu",
+        "cuda_graphs",
+        "log_memory_mib",
+        "stuck_after_s",
+    ),
     *("prefix_cache", "prompt_lookup"),
     *("script_text", "script_step_ms"),
 )

@@ -698,8 +698,14 @@ def test_the_processor_and_the_weights_decide_the_precision(
     assert settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == 32
 
 
+def test_activations_are_rounded_in_groups_of_the_size_asked_for() -> None:
+    settings = _settings(_Processor(), EngineOptions(activation_group=64))
+    assert settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == 64
+
+
 def test_float32_asked_for_is_float32_throughout() -> None:
-    settings = _settings(_Processor("BF16"), EngineOptions(WeightFormat.FLOAT32, Precision.F32))
+    options = EngineOptions(WeightFormat.FLOAT32, Precision.F32, activation_group=64)
+    settings = _settings(_Processor("BF16"), options)
     assert settings["INFERENCE_PRECISION_HINT"] == settings["KV_CACHE_PRECISION"] == "f32"
     assert settings["DYNAMIC_QUANTIZATION_GROUP_SIZE"] == 0
 
