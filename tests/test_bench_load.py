@@ -18,6 +18,7 @@ from engines.scripted import ScriptedEngine
 from streamsrv.api_keys import key_line, new_key
 from streamsrv.bench.endpoint import Endpoint
 from streamsrv.bench.errors import BenchError
+from streamsrv.bench.lengths import Uniform
 from streamsrv.bench.load import LoadPlan
 from streamsrv.bench.load_messages import Plan
 from streamsrv.bench.measure import Measured, bench, measure
@@ -27,7 +28,7 @@ from streamsrv.bench.schedule import OpenPlan
 from streamsrv.bench.workload import RequestShape, Workload
 from streamsrv.cli import run as run_command
 from streamsrv.config import Address
-from streamsrv.errors import CallFailedError
+from streamsrv.errors import CallFailedError, ModelNotFoundError
 from tests.certificates import Authority
 from tests.servers import TestServer, running, until
 
@@ -153,9 +154,35 @@ async def test_a_request_that_takes_longer_than_its_timeout_has_failed(plan: Pla
 
 
 async def test_a_load_that_is_refused_altogether_is_an_error_with_the_servers_words() -> None:
+    workload = Workload(RequestShape(max_tokens=12), prompts=(" ".join(["word"] * 20),))
     async with running(max_context=16) as server:
         with pytest.raises(BenchError, match=r"not one of 2 requests .* INVALID_ARGUMENT: .*16"):
-            await measured(server, LoadPlan(1, num_requests=2))
+            await measured(server, LoadPlan(1, num_requests=2), workload)
+
+
+@pytest.mark.parametrize(
+    ("workload", "sentence"),
+    [
+        (
+            Workload(SHAPE),
+            "prompts of 20 and outputs of 12 tokens do not fit into the 16 tokens of the model",
+        ),
+        (Workload(output_lengths=Uniform(17, 90), prompts=("x",)), "outputs of 17 tokens do not fit into"),
+    ],
+)
+async def test_a_load_of_which_each_request_would_be_refused_is_not_begun(
+    workload: Workload, sentence: str
+) -> None:
+    async with running(max_context=16) as server:
+        with pytest.raises(BenchError, match=sentence):
+            await measured(server, LoadPlan(1, num_requests=100_000), workload)
+
+
+async def test_a_load_on_a_model_that_is_not_there_is_not_begun() -> None:
+    workload = Workload(RequestShape(model="nope"), prompts=("x",))
+    async with running() as server:
+        with pytest.raises(ModelNotFoundError, match="no model 'nope' here; served: scripted"):
+            await measured(server, LoadPlan(1, num_requests=100_000), workload)
 
 
 async def test_prompts_of_ones_own_are_sent_in_turn() -> None:

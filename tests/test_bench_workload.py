@@ -2,6 +2,7 @@ from collections import Counter
 
 import pytest
 
+from streamsrv.bench.errors import BenchError
 from streamsrv.bench.lengths import LogNormal, Uniform
 from streamsrv.bench.prompt_sets import PromptSet
 from streamsrv.bench.workload import RequestShape, Workload
@@ -49,6 +50,13 @@ async def test_without_more_a_workload_has_the_lengths_of_its_shape() -> None:
         requests = await made(server, Workload(RequestShape(num_prompt_tokens=7, max_tokens=9)), 5)
     assert {len(request.prompt.token_ids.ids) for request in requests} == {7}
     assert {request.stop.max_tokens for request in requests} == {9}
+
+
+def test_a_set_is_refused_for_a_model_without_a_chat_template() -> None:
+    model = pb.Model(name="plain", context_length=8192)
+    Workload().check(model)
+    with pytest.raises(BenchError, match="the model 'plain' has no chat template, and the prompts of a set"):
+        Workload(prompt_set=PromptSet.CODE).check(model)
 
 
 @pytest.mark.parametrize("prompt_set", [PromptSet.CHAT, PromptSet.SHARED, PromptSet.CODE])

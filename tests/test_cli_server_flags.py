@@ -50,6 +50,7 @@ def test_all_commands_that_call_a_server_say_the_same_of_it(
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
+        (["--server", ""], "--server is ''; it must be HOST:PORT"),
         (["--server", "nonsense"], "--server is 'nonsense'; it must be HOST:PORT"),
         (["--server", "127.0.0.1:0"], "a server is called at a port from 1 to 65535"),
         (["--timeout", "0"], "--timeout is 0; it must be a number of seconds above 0"),
@@ -78,6 +79,20 @@ def chosen(*flags: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_server_flags(parser)
     return parser.parse_args(flags)
+
+
+def test_a_variable_names_the_server_and_a_flag_wins_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMSRV_SERVER", "[::1]:7")
+    assert server_of(chosen()).target == "[::1]:7"
+    assert server_of(chosen("--server", "localhost:8")).target == "localhost:8"
+    monkeypatch.setenv("STREAMSRV_SERVER", "")
+    assert server_of(chosen()).target == "127.0.0.1:50051"
+
+
+def test_a_variable_that_names_no_server_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMSRV_SERVER", "nonsense")
+    with pytest.raises(SettingsError, match=r"^STREAMSRV_SERVER is 'nonsense'; it must be HOST:PORT"):
+        server_of(chosen())
 
 
 def test_a_variable_holds_the_key_and_a_file_wins_over_it(

@@ -22,6 +22,10 @@ _RANGE = re.compile(r"(\d+)-(\d+)")
 class Lengths(Protocol):
     """Lengths in tokens, each at least 1."""
 
+    @property
+    def least(self) -> int:
+        """None is shorter."""
+
     def draw(self, generator: random.Random) -> int:
         """Draw one."""
 
@@ -31,6 +35,11 @@ class Fixed:
     """Always the same."""
 
     num_tokens: int
+
+    @property
+    def least(self) -> int:
+        """The one that there is."""
+        return self.num_tokens
 
     def draw(self, generator: random.Random) -> int:  # noqa: ARG002 (the others draw)
         """Give the one that there is."""

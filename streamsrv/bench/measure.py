@@ -15,6 +15,7 @@ from streamsrv.bench.load_processes import LoadProcesses, load_processes
 from streamsrv.bench.report import LoadReport
 from streamsrv.bench.schedule import OpenPlan
 from streamsrv.bench.workload import RequestShape, Workload
+from streamsrv.errors import ModelNotFoundError
 
 __all__ = ["Bench", "Measured", "RequestShape", "bench", "measure"]
 
@@ -156,15 +157,21 @@ async def bench(
 
     Raises:
         CallFailedError: the server could not be asked about itself.
-        BenchError: a process could not begin, or `server_pid` is none.
+        ModelNotFoundError: it does not serve the workload's model.
+        BenchError: a process could not begin, `server_pid` is none, or the model would refuse each request.
     """
     if server_pid is None:
         server_pid = listening_pid(endpoint.address)
     server_cpu = CpuClock(server_pid) if server_pid is not None else None
     async with endpoint.connect() as client:
-        info = await client.server_info()
+        info, models = await client.server_info(), await client.models()
+    name = workload.shape.model
+    model = next((model for model in models if not name or model.name == name), None)
+    if model is None:
+        raise ModelNotFoundError(name, tuple(model.name for model in models))
+    workload.check(model)
     async with load_processes(num_processes, Job(endpoint, workload, seed)) as processes:
-        yield Bench(info.engine, info.version, seed, processes, server_cpu, lost_after_s)
+        yield Bench(model.engine, info.version, seed, processes, server_cpu, lost_after_s)
 
 
 async def measure(

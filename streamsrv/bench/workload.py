@@ -5,6 +5,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from streamsrv.bench.errors import BenchError
 from streamsrv.bench.lengths import Fixed, Lengths
 from streamsrv.bench.prompt_sets import PromptSet
 from streamsrv.bench.prompts import prompt_maker
@@ -61,6 +62,28 @@ class Workload:
     prompt_set: PromptSet | None = None
     timeout_s: float | None = None
     """A request that has not ended after this fails; None waits without end."""
+
+    def check(self, model: pb.Model) -> None:
+        """Refuse what the model would refuse of each request, before any is sent.
+
+        Raises:
+            BenchError: it is such a workload.
+        """
+        if self.prompt_set is not None and not model.has_chat_template:
+            raise BenchError(
+                f"the model {model.name!r} has no chat template, and the prompts of a set are chats; "
+                "take prompts of a length, or texts of your own"
+            )
+        least = (self.output_lengths or Fixed(self.shape.max_tokens)).least
+        text = f"outputs of {least} tokens"
+        if self.prompts is None and self.prompt_set is None:
+            prompt = (self.prompt_lengths or Fixed(self.shape.num_prompt_tokens)).least
+            least, text = least + prompt, f"prompts of {prompt} and {text}"
+        if least > model.context_length:
+            raise BenchError(
+                f"{text} do not fit into the {model.context_length} tokens of the model {model.name!r}; "
+                "take shorter ones"
+            )
 
     async def requests(self, client: Client, seed: int) -> Callable[[int], pb.GenerateRequest]:
         """Give the maker of requests by their number; a server is asked for the ids of the shipped text.

@@ -27,10 +27,11 @@ def add_command(commands: Any) -> None:  # argparse's own type for it is private
 
 
 def _health(arguments: argparse.Namespace) -> None:
-    answer = uvloop.run(_check(server_of(arguments)))
+    server = server_of(arguments)
+    answer = uvloop.run(_check(server))
     name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
-        raise CallFailedError("UNAVAILABLE", f"the server at {arguments.server} says {name}")
+        raise CallFailedError("UNAVAILABLE", f"the server at {server.target} says {name}")
     print(name)
 
 

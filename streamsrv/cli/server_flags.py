@@ -65,7 +65,6 @@ def add_server_flags(
     else:
         add(
             "--server",
-            default=os.environ.get(CLIENT_VARIABLE) or _DEFAULT_SERVER,
             metavar="HOST:PORT",
             help=f"the server; or {CLIENT_VARIABLE} (default: {_DEFAULT_SERVER})",
         )
@@ -101,13 +100,7 @@ def server_of(arguments: argparse.Namespace) -> ServerChoice:
     """
     from streamsrv.tls import KeyPair, channel_credentials
 
-    address = Address.parse(arguments.server, "--server")
-    if "/" in address.host:
-        raise SettingsError(
-            f"--server is {arguments.server!r}; it must be HOST:PORT alone, without http:// or a path"
-        )
-    if not address.port:
-        raise SettingsError(f"--server is {arguments.server!r}; a server is called at a port from 1 to 65535")
+    address = _address(arguments.server)
     timeout_s, ca = arguments.timeout, arguments.tls_ca
     cert, key = arguments.tls_cert, arguments.tls_key
     check_seconds("--timeout", timeout_s, _MAX_TIMEOUT_S)
@@ -117,6 +110,18 @@ def server_of(arguments: argparse.Namespace) -> ServerChoice:
     pair = KeyPair(cert, key) if cert else None
     credentials = channel_credentials(ca=ca, pair=pair) if arguments.tls or ca or pair else None
     return ServerChoice(address, ca, pair, credentials, _api_key(arguments.api_key_file), timeout_s)
+
+
+def _address(flag: str | None) -> Address:
+    text, name = flag, "--server"
+    if text is None:
+        text, name = os.environ.get(CLIENT_VARIABLE) or _DEFAULT_SERVER, CLIENT_VARIABLE
+    address = Address.parse(text, name)
+    if "/" in address.host:
+        raise SettingsError(f"{name} is {text!r}; it must be HOST:PORT alone, without http:// or a path")
+    if not address.port:
+        raise SettingsError(f"{name} is {text!r}; a server is called at a port from 1 to 65535")
+    return address
 
 
 def _api_key(path: Path | None) -> str | None:
