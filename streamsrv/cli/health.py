@@ -7,12 +7,18 @@ import grpc
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from engines.api import StreamsrvError
 from streamsrv.cli.server_flags import ServerChoice, add_server_flags, server_of
 from streamsrv.client import call_failed
 from streamsrv.client.connection import call_metadata
-from streamsrv.errors import CallFailedError
 
 _TIMEOUT_S = 5.0
+
+
+class NotServingError(StreamsrvError):
+    """The server says that it does not serve."""
+
+    reason = "NOT_SERVING"
 
 
 def add_command(commands: Any) -> None:  # argparse's own type for it is private
@@ -31,7 +37,9 @@ def _health(arguments: argparse.Namespace) -> None:
     answer = uvloop.run(_check(server))
     name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
-        raise CallFailedError("UNAVAILABLE", f"the server at {server.target} says {name}")
+        raise NotServingError(
+            f"the server at {server.target} says {name}: it is there, and answers no requests"
+        )
     print(name)
 
 

@@ -11,7 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from streamsrv.bench.processes import listening_process
 from streamsrv.cli import run
@@ -113,6 +115,17 @@ async def test_a_service_that_is_not_there_says_which_address_has_it() -> None:
     async with running() as server:
         said = await refused("admin", "list", "--server", server.target)
     assert "UNIMPLEMENTED: Method not found. --server is to be the server's --admin-listen, which" in said
+
+
+async def test_a_server_that_is_there_and_does_not_serve_says_so() -> None:
+    server, service = grpc.aio.server(), health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(service, server)
+    await service.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    said = await refused("health", "--server", f"127.0.0.1:{port}")
+    await server.stop(None)
+    assert said.endswith(" says NOT_SERVING: it is there, and answers no requests\n")
 
 
 async def test_a_time_that_was_too_short_is_named() -> None:
