@@ -30,6 +30,11 @@ _LONGEST_RESTART_S = 30.0
 _MOST_GUESSING = 2
 # Threads that make masks beside a step.
 _NUM_HELPERS = 2
+# Requests that are sent together arrive a little apart: where nothing runs, the first would take a step of
+# its own, and all others wait for it to end. After a burst, the next one is waited for: until nothing has
+# come for so long, and for so many times of it at most. 8 requests of a Python client came 0.5 to 2 ms apart.
+_LULL_S = 0.002
+_MOST_LULLS = 5
 # How long stopping waits for a step in flight, before its thread is left behind.
 _JOIN_S = 10.0
 
@@ -106,6 +111,8 @@ class Worker:
         self._outputs: dict[int, Output] = {}  # by sequence id: every output that has not ended
         self._to_abort: list[tuple[Job, StreamsrvError | None]] = []
         self._wake = asyncio.Event()
+        self._num_submitted = 0
+        self._comes_in_bursts = False
         self._ready = asyncio.Event()
         self._state = WorkerState.STARTING
         self._num_steps = 0
@@ -183,6 +190,7 @@ class Worker:
         for output in job.outputs:
             self._outputs[output.sequence.sequence_id] = output
             self._scheduler.add(output.sequence, caller=job.stream.caller.name, now_s=self._clock())
+        self._num_submitted += 1
         self._wake.set()
 
     def abort(self, job: Job, error: StreamsrvError | None = None) -> None:
@@ -271,6 +279,7 @@ class Worker:
         self._set_state(WorkerState.READY)
         self._ready.set()
         taken: Taken | None = None
+        num_before, is_first = 0, False  # jobs when it stood still; whether this is the first step since then
         while True:
             self._wake.clear()
             endings = self._settle(scheduler, taken)
@@ -283,7 +292,9 @@ class Worker:
                 if self._outputs:
                     raise EngineError(f"{len(self._outputs)} outputs wait for a step that never comes")
                 taken = None
+                num_before, is_first = self._num_submitted, True
                 await self._wake.wait()
+                await self._gather()
                 continue
             try:
                 async with asyncio.timeout(self._stuck_after_s):
@@ -291,6 +302,17 @@ class Worker:
             except TimeoutError:
                 raise _StuckError(f"a step did not end within {self._stuck_after_s:g} s") from None
             self._num_steps += 1
+            if is_first:
+                self._comes_in_bursts, is_first = self._num_submitted > num_before + 1, False
+
+    async def _gather(self) -> None:
+        """Wait for what comes together with what has come, if the last time several came."""
+        num_seen = 0
+        for _ in range(_MOST_LULLS if self._comes_in_bursts else 0):
+            if num_seen == self._num_submitted:
+                break
+            num_seen = self._num_submitted
+            await asyncio.sleep(_LULL_S)
 
     def _launch(self, thread: EngineThread, context: ExecutionContext, step: Step) -> "asyncio.Future[Taken]":
         outputs = [self._outputs[part.sequence.sequence_id] for part in step.parts]

@@ -194,6 +194,33 @@ async def test_a_last_token_and_its_end_are_told_together_when_the_blocks_are_fr
         assert told == [(1, 1, False), (2, 1, False), (5, 0, False)]
 
 
+async def test_after_a_burst_the_next_one_shares_its_first_step() -> None:
+    steps = Steps()
+    async with running(ScriptedEngine(SCRIPT, before_step=steps)) as f:
+        f.submit(max_tokens=1)
+        await steps.begun(1)  # nobody waits for company that has never come
+        f.submit(max_tokens=1)
+        steps.let_through(2)
+        await f.worker.wait_idle()
+        f.submit(max_tokens=1)
+        await asyncio.sleep(0)
+        f.submit(max_tokens=1)
+        await asyncio.sleep(0)
+        f.submit(max_tokens=1)
+        steps.let_through()
+        await f.worker.wait_idle()
+        assert [report.num_sequences for report in f.reports] == [1, 1, 3]
+        f.submit(max_tokens=1)  # alone, and the last that has to wait
+        steps.let_through()
+        await f.worker.wait_idle()
+        f.submit(max_tokens=1)
+        await steps.begun(5)
+        f.submit(max_tokens=1)
+        steps.let_through(2)
+        await f.worker.wait_idle()
+        assert [report.num_sequences for report in f.reports][3:] == [1, 1, 1]
+
+
 async def test_a_cancel_during_a_step_keeps_the_steps_token_and_frees_the_blocks_for_the_next() -> None:
     steps = Steps()
     engine = ScriptedEngine(SCRIPT, before_step=steps, num_blocks=1, block_size=32)
