@@ -93,7 +93,7 @@ class Scheduler:
                 f"max_step_tokens ({max_step_tokens}) must be at least max_running ({max_running}), "
                 "and that at least 1"
             )
-        self._num_blocks = cache.num_blocks
+        self._num_blocks, self._block_size = cache.num_blocks, cache.block_size
         self._cache: SequenceCache = (RowCache if whole_rows else PagedCache)(
             cache.num_blocks, cache.block_size
         )
@@ -104,6 +104,8 @@ class Scheduler:
         self._line = WaitingLine(self._shares)
         self._parked: list[_Parked] = []
         self._running: list[Sequence] = []  # by rank
+        # Those of running sequences in a step that computes their newest token: always the same.
+        self._decode_parts: dict[Sequence, Scheduled] = {}
         self._counters = SchedulerCounters()
 
     @property
@@ -176,8 +178,9 @@ class Scheduler:
         to be verified, as the budget and the free blocks leave when everybody has its own tokens.
         """
         room = _Room(self._max_step_tokens, MAX_EXTRA_ROWS)
-        parts: list[Scheduled] = []
-        for sequence in sorted(self._running, key=_turn):
+        parts, others = self._decode(room)
+        num_decoding, num_preemptions = len(parts), self._counters.num_preemptions
+        for sequence in others:
             if room.num_tokens == 0:
                 break
             if sequence.status is not SequenceStatus.RUNNING:
@@ -198,7 +201,30 @@ class Scheduler:
             parts.append(room.take(sequence, room.piece(sequence)))
         if guesses:
             parts = [self._with_guesses(part, guesses, room) for part in parts]
-        return Step(tuple(parts), form_batch(parts, self._cache.take_copies())) if parts else None
+        if not parts:
+            return None
+        if guesses or self._counters.num_preemptions > num_preemptions:
+            num_decoding = 0  # those parts are not what they were
+        return Step(tuple(parts), form_batch(parts, self._cache.take_copies(), num_decoding))
+
+    def _decode(self, room: "_Room") -> tuple[list[Scheduled], list[Sequence]]:
+        """Give the running sequences a part that need one token, and tell the others in their turn.
+
+        Nearly always that is all that there is to do, so little is done for each.
+        """
+        parts, others = list[Scheduled](), list[Sequence]()
+        block_size, decode_parts = self._block_size, self._decode_parts
+        for sequence in self._running.copy():
+            num_computed = sequence.num_computed
+            if num_computed < sequence.num_prompt_tokens or num_computed + 1 < len(sequence.token_ids):
+                others.append(sequence)
+            elif num_computed < len(sequence.block_ids) * block_size or (
+                self._grow(sequence, num_computed + 1, parts)
+            ):
+                parts.append(decode_parts[sequence])
+        room.num_tokens -= len(parts)
+        others.sort(key=_turn)
+        return parts, others
 
     def update(self, step: Step, tokens: Seq[int | Seq[int]]) -> None:
         """Book a step that was computed: `tokens` are those sampled, for each of `step.sampled`.
@@ -279,6 +305,7 @@ class Scheduler:
             self._counters.num_cached_tokens += num_found
         sequence.move_to(SequenceStatus.RUNNING)
         insort(self._running, sequence, key=_rank)
+        self._decode_parts[sequence] = Scheduled(sequence, 1, samples=True)
         return True
 
     def _park(self, sequence: Sequence) -> bool:
@@ -331,6 +358,7 @@ class Scheduler:
         self._counters.num_preemptions += 1
 
     def _release(self, sequence: Sequence) -> None:
+        del self._decode_parts[sequence]
         self._cache.release(sequence, keep=self._is_shared(sequence))
 
     def _with_guesses(self, part: Scheduled, guesses: Mapping[int, Seq[int]], room: "_Room") -> Scheduled:

@@ -1,6 +1,8 @@
 """One step: who takes part with how many tokens, and the batch for the engine."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -49,13 +51,17 @@ class Step:
         return [part.sequence for part in self.parts if part.samples]
 
 
-def form_batch(parts: list[Scheduled], copies: tuple[BlockCopy, ...]) -> StepBatch:
-    """Lay the parts end to end, as they are before the step is booked."""
-    token_ids: list[int] = []
-    block_ids: list[int] = []
-    logit_rows: list[int] = []
-    query_begins, block_begins, past_lens = [0], [0], []
-    for part in parts:
+def form_batch(parts: Seq[Scheduled], copies: tuple[BlockCopy, ...] = (), num_decoding: int = 0) -> StepBatch:
+    """Lay the parts end to end, as they are before the step is booked.
+
+    The first `num_decoding` are known to compute their newest token alone, and to sample the next one.
+    """
+    decoding = [part.sequence for part in parts[:num_decoding]]
+    token_ids = [sequence.token_ids[-1] for sequence in decoding]
+    past_lens = [sequence.num_computed for sequence in decoding]
+    query_begins, logit_rows = list(range(num_decoding + 1)), list(range(num_decoding))
+    blocks = [sequence.block_ids for sequence in decoding]
+    for part in parts[num_decoding:]:
         sequence, past = part.sequence, part.sequence.num_computed
         if part.num_prompt_rows:
             first = len(token_ids) + sequence.num_prompt_logits - past
@@ -65,16 +71,17 @@ def form_batch(parts: list[Scheduled], copies: tuple[BlockCopy, ...]) -> StepBat
             last = len(token_ids) - 1
             token_ids += part.guesses
             logit_rows += range(last, len(token_ids))
-        block_ids += sequence.block_ids
+        blocks.append(sequence.block_ids)
         past_lens.append(past)
         query_begins.append(len(token_ids))
-        block_begins.append(len(block_ids))
+    block_begins = np.zeros(len(blocks) + 1, np.int32)
+    np.cumsum(list(map(len, blocks)), out=block_begins[1:])
     return StepBatch(
         token_ids=np.array(token_ids, np.int64),
         past_lens=np.array(past_lens, np.int32),
         query_begins=np.array(query_begins, np.int32),
-        block_ids=np.array(block_ids, np.int32),
-        block_begins=np.array(block_begins, np.int32),
+        block_ids=np.fromiter(chain.from_iterable(blocks), np.int32, block_begins[-1]),
+        block_begins=block_begins,
         logit_rows=np.array(logit_rows, np.int64),
         copies=copies,
     )

@@ -6,12 +6,15 @@ is an error of the engine, or another output than that of a run alone.
 
 import random
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+
+import numpy as np
 
 from engines.api import CacheSpec
 from streamsrv.request import GenerateRequest, StopConditions
 from streamsrv.scheduler import MAX_EXTRA_ROWS, Scheduled, Scheduler, SchedulerCounters, Step
 from streamsrv.sequence import Sequence, SequenceStatus
+from streamsrv.step import form_batch
 from tests.simulator.cells import Cells, PagedCells, RowCells
 from tests.simulator.load import Arrival, Plan, random_arrivals, random_plan
 from tests.simulator.model import VOCABULARY, chain, next_token, origin
@@ -136,6 +139,7 @@ class Simulation:
             return None
         self.num_steps += 1
         self._check_step(step)
+        self._check_batch(step)
         states = self._compute(step)
         accepted: list[int | list[int]] = []
         done: list[Run] = []
@@ -204,6 +208,14 @@ class Simulation:
             assert sequence.num_output_tokens + part.num_sampled_rows <= sequence.max_tokens
             left = sequence.num_uncomputed - part.num_new
             assert left != 1 or part.num_new <= 2, "the last piece has one token"
+
+    @staticmethod
+    def _check_batch(step: Step) -> None:
+        """See that parts that are known to be alike are laid out as any others."""
+        for field in fields(plain := form_batch(step.parts, step.batch.copies)):
+            ours, theirs = getattr(step.batch, field.name), getattr(plain, field.name)
+            assert np.array_equal(ours, theirs) if isinstance(ours, np.ndarray) else ours == theirs
+            assert getattr(ours, "dtype", None) == getattr(theirs, "dtype", None)
 
     def _compute(self, step: Step) -> list[list[int]]:
         """Take the step as an engine does: the digests at the rows to sample from, for each part."""
