@@ -6,7 +6,6 @@ import re
 import signal
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +44,18 @@ async def measured(
     return await measure(endpoint(server), plan, workload or Workload(SHAPE), seed=5, **options)
 
 
-async def started(*flags: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "streamsrv", "bench", *flags),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        # Shells start what runs in their background without it.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
+async def started(*flags: str, interrupt: signal.Handlers = signal.SIG_DFL) -> asyncio.subprocess.Process:
+    # Shells start what runs in their background without it. A process inherits it; to set it between fork and
+    # exec is not safe beside gRPC's threads.
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "streamsrv", "bench", *flags),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def load_processes_of(parent: psutil.Process) -> list[psutil.Process]:
@@ -434,6 +437,20 @@ async def test_a_second_interruption_gives_up_on_load_processes_that_do_not_answ
     assert said(errors) == ["", "streamsrv: interrupted twice; gave up without a report"]
     assert len(children) == 2
     assert not any(child.is_running() for child in children)
+
+
+async def test_an_interruption_that_is_ignored_stays_ignored() -> None:
+    steps = Steps(0.01)
+    async with running(ScriptedEngine(before_step=steps)) as server:
+        process = await started(
+            *("--server", server.target, "--requests", "8", "--max-tokens", "30", "--json"),
+            interrupt=signal.SIG_IGN,
+        )
+        await until(lambda: server.pool.num_running > 0)
+        process.send_signal(signal.SIGINT)
+        printed, errors = await process.communicate()
+    assert (process.returncode, errors) == (0, b"")
+    assert json.loads(printed)["report"]["num_completed"] == 8
 
 
 async def test_load_processes_do_not_hear_the_terminals_interrupts() -> None:

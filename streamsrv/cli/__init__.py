@@ -9,8 +9,10 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 
 # Read when grpc is imported: its core's notes on each failed handshake would stand between, or after, what
-# a command says.
+# a command says; and around each fork it would wait for its threads, though all that is forked here is
+# another program's beginning.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 from engines.api import StreamsrvError
 from streamsrv import __version__
