@@ -493,17 +493,17 @@ async def test_a_load_that_fails_altogether_leaves_the_summary_of_those_before()
     command = ("-m", "streamsrv", "serve", "--engine", "scripted", "--script-step-ms", "5")
     async with listening_process("a server", *command, "--listen", "127.0.0.1:0") as server:
         process = await started(
-            *("--server", str(server.addresses[0]), "--concurrency", "1,2,3,4", "--requests", "2"),
-            *("--max-tokens", "200"),
+            *("--server", str(server.addresses[0]), "--rate", "50,60,70,80", "--requests", "2"),
+            *("--max-tokens", "400"),
         )
         assert process.stdout is not None
         printed = b"".join([await process.stdout.readuntil(b"client processor time") for _ in range(2)])
         os.kill(server.pid, signal.SIGKILL)
         rest, errors = await process.communicate()
     assert process.returncode == 1
-    assert (printed + rest).decode().count("closed loop, ") == 2
-    summary = rest.decode().rpartition("clients ")[2].splitlines()[1:]
-    assert [line.split()[0] for line in summary[:2]] == ["1", "2"]
+    assert (printed + rest).decode().count("open loop, ") == 2
+    summary = rest.decode().rpartition("requests/s ")[2].splitlines()[1:]
+    assert [line.split()[0] for line in summary[:2]] == ["50", "60"]
     (said_last,) = said(errors)
     assert said_last.startswith("streamsrv: not one of 2 requests came to its end; UNAVAILABLE: ")
     assert said_last.endswith("; loads not begun: 1")
