@@ -354,7 +354,7 @@ async def test_of_several_loads_those_before_the_interruption_are_summed_up() ->
     steps = Steps(0.0)
     async with running(ScriptedEngine(before_step=steps)) as server:
         process = await started(
-            *("--server", server.target, "--concurrency", "1,2,4", "--requests", "60", "--max-tokens", "4")
+            *("--server", server.target, "--concurrency", "1,2,4", "--requests", "400", "--max-tokens", "4")
         )
         assert process.stdout is not None
         await process.stdout.readuntil(b"client processor time")
@@ -373,7 +373,7 @@ async def test_of_several_loads_those_before_the_interruption_are_summed_up() ->
     assert [line.split()[0] for line in summary[:2]] == ["1", "2"]
     assert said(errors) == [
         STOPPING,
-        f"streamsrv: interrupted after {found[1]} of 60 requests, which the report is of; loads not begun: 1",
+        f"streamsrv: interrupted after {found[1]} of 400 requests, which the report is of; loads not begun: 1",
     ]
 
 
