@@ -373,7 +373,8 @@ async def test_of_several_loads_those_before_the_interruption_are_summed_up() ->
     assert [line.split()[0] for line in summary[:2]] == ["1", "2"]
     assert said(errors) == [
         STOPPING,
-        f"streamsrv: interrupted after {found[1]} of 400 requests, which the report is of; loads not begun: 1",
+        f"streamsrv: interrupted after {found[1]} of 400 requests, which the report is of; "
+        "loads not begun: 1",
     ]
 
 
