@@ -161,6 +161,8 @@ class ChunkDecoder:
 
 def _serialise(elements: Seq[Told], output: OutputOptions) -> bytes:
     """The EventList, serialised: one event after the other, each behind its tag and size."""
+    if len(elements) == 1 and isinstance(element := elements[0], TokenRun):
+        return token_run(output, 0, *element)
     events: list[bytes] = []
     run: list[Token] = []
     for element in elements:
@@ -174,7 +176,7 @@ def _serialise(elements: Seq[Told], output: OutputOptions) -> bytes:
             events.append(_tokens_event(run, output))
             run = []
         if isinstance(element, TokenRun):
-            events.append(token_run(output, 0, element.token_ids, element.text))
+            events.append(token_run(output, 0, *element))
         else:
             event = pb.Event()
             _fill_event(event, element, output)

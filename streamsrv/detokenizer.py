@@ -1,14 +1,12 @@
 """The text of an output, token by token."""
 
-import codecs
+from codecs import utf_8_decode
 from collections.abc import Iterable, Sequence
 from copy import copy
 from typing import Self
 
 from streamsrv.stop_matcher import StopMatcher
 from streamsrv.tokenizer import Tokenizer
-
-_Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
@@ -36,7 +34,8 @@ class Detokenizer:
         """Gives the text of one token, which can be part of a character."""
         self._skipped = tokenizer.special_ids - tokenizer.control_ids(kept) if skip_special else frozenset()
         self._strip = tokenizer.strips_first_space and not continues
-        self._utf8 = _Utf8Decoder(errors="replace")
+        self._unfinished = b""
+        """The bytes of a character whose end has not come."""
         self._stops = StopMatcher(stop) if stop else None
         self._include_stop = include_stop
         self._state = 0
@@ -59,7 +58,7 @@ class Detokenizer:
         if self._strip and data:
             self._strip = False
             data = data.removeprefix(b" ")
-        text = self._utf8.decode(data)
+        text = self._decode(data)
         return self._through_stops(text) if self._stops is not None and text and may_stop else text
 
     def push_all(self, token_ids: Sequence[int]) -> str:
@@ -73,24 +72,29 @@ class Detokenizer:
         if self._strip and data:
             self._strip = False
             data = data.removeprefix(b" ")
-        text = self._utf8.decode(data)
+        text = self._decode(data)
         return self._through_stops(text) if self._stops is not None and text else text
 
     def copy(self) -> Self:
         """Make another one that has taken the same tokens."""
-        other = copy(self)
-        other._utf8 = _Utf8Decoder(errors="replace")
-        other._utf8.setstate(self._utf8.getstate())
-        return other
+        return copy(self)
 
     def flush(self) -> str:
         """Return what was held back: nothing can follow. A character left unfinished becomes U+FFFD."""
         if self._matched_stop is not None:
             return ""
-        text = self._utf8.decode(b"", final=True)
+        text = self._unfinished.decode(errors="replace")
+        self._unfinished = b""
         if self._stops is not None and text:
             text = self._through_stops(text)
         text, self._held, self._state = text + self._held, "", 0
+        return text
+
+    def _decode(self, data: bytes) -> str:
+        if self._unfinished:
+            data = self._unfinished + data
+        text, num_read = utf_8_decode(data, "replace", False)
+        self._unfinished = data[num_read:]
         return text
 
     def _through_stops(self, text: str) -> str:

@@ -36,7 +36,7 @@ def token_run(
     """An event of an EventList: tokens of one output; `logprobs` is a TokenRun with those alone."""
     run = _OUTPUT_INDEX_TAG + _varint(output_index) if output_index else b""
     if output.token_ids:
-        run += _sized(_TOKEN_IDS_TAG, b"".join(map(_VARINTS.__getitem__, token_ids)))
+        run += _sized(_TOKEN_IDS_TAG, b"".join([_VARINTS[token_id] for token_id in token_ids]))
     if output.text and text:
         run += _sized(_TEXT_TAG, text.encode())
     if output.text and text_lengths:
@@ -52,7 +52,8 @@ def serialised_event(event: bytes) -> bytes:
 
 
 def _sized(tag: bytes, value: bytes) -> bytes:
-    return tag + _varint(len(value)) + value
+    size = len(value)
+    return tag + (_SMALL[size] if size < 128 else _varint(size)) + value
 
 
 def _varint(value: int) -> bytes:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from engines.api import StreamsrvError
 from streamsrv.chat import ToolCall
@@ -26,8 +26,7 @@ class Token:
     """None where none were asked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenRun:
+class TokenRun(NamedTuple):  # which takes half the time to make
     """Generated tokens of the only output, a position each, and the text that became certain with them."""
 
     token_ids: Seq[int]
@@ -227,23 +226,24 @@ class StreamLog:
 
     def read(self, position: int, most: int | None = None) -> list[Entry]:
         """The elements from `position` on, `most` of them at most; empty at the log's end."""
-        assert self._oldest <= position <= self.next_position, "a position that the log does not hold"
         begin = position - self._oldest
+        assert 0 <= begin <= len(self._elements), "a position that the log does not hold"
         return self._elements[begin : None if most is None else begin + most]
 
     def drop_before(self, position: int, detokenizer: Detokenizer | None = None) -> None:
         """Let go of everything before `position`; whoever has what makes the text from there on gives it."""
-        assert position <= self.next_position
-        if position > self._oldest:
-            count = position - self._oldest
-            dropped = self._elements[:count]
-            self._memory.used_bytes -= sum(map(_size_bytes, dropped))
-            del self._elements[:count]
-            self._oldest = position
-            if detokenizer is not None:
-                self.detokenizer = detokenizer
-            elif self.detokenizer is not None:
-                self.detokenizer.push_all(_ids(dropped))
+        count = position - self._oldest
+        if count <= 0:
+            return
+        assert count <= len(self._elements), "a position that the log does not hold"
+        dropped = self._elements[:count]
+        del self._elements[:count]
+        self._memory.used_bytes -= sum(map(_size_bytes, dropped))
+        self._oldest = position
+        if detokenizer is not None:
+            self.detokenizer = detokenizer
+        elif self.detokenizer is not None:
+            self.detokenizer.push_all(_ids(dropped))
 
     def discard(self) -> None:
         """Let go of everything, and hold nothing that is still to come: nobody will read it."""
@@ -271,11 +271,13 @@ class Reader:
         """Another reader took the stream over."""
         self._on_change = on_change
         self._has_prompt = stream.output.echo or stream.output.prompt_logprobs
+        self._is_resumable = stream.is_resumable
         self._detokenizer = stream.log.detokenizer_at(position)
 
     def take(self, most: int) -> list[Told]:
         """Take what comes next, of `most` positions at most; empty if nothing is there yet."""
-        entries = self.stream.log.read(self.position, most)
+        log = self.stream.log
+        entries = log.read(self.position, most)
         if not entries:
             return []
         if self._has_prompt:
@@ -284,8 +286,8 @@ class Reader:
             entries = entries if prompt is None else entries[: prompt + 1]
         told = self._told(entries)
         self.position += len(entries)
-        if not self.stream.is_resumable:
-            self.stream.log.drop_before(self.position, self._detokenizer)
+        if not self._is_resumable:
+            log.drop_before(self.position, self._detokenizer)
         return told
 
     def _told(self, entries: Seq[Entry]) -> list[Told]:

@@ -1,6 +1,7 @@
 """The incremental text of an output against the whole decoded at once."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,9 +16,9 @@ from tests import vocabularies
 from tests.golden.tokens import golden_tokens
 
 _TOKENIZERS: dict[str, Callable[[], Tokenizer]] = {
-    "byte-level": vocabularies.byte_level,
-    "sentencepiece": vocabularies.sentencepiece,
-    "sentencepiece without a first space": lambda: vocabularies.sentencepiece(add_space_prefix=False),
+    "byte-level": cache(vocabularies.byte_level),
+    "sentencepiece": cache(vocabularies.sentencepiece),
+    "sentencepiece without a first space": cache(lambda: vocabularies.sentencepiece(add_space_prefix=False)),
 }
 _EVERY_TOKENIZER = pytest.mark.parametrize("name", list(_TOKENIZERS))
 # Control tokens, bytes, and a few learned tokens: characters get broken often.

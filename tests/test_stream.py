@@ -1,3 +1,5 @@
+from functools import cache
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,8 @@ from streamsrv.stream import (
     TokenRun,
 )
 from tests import vocabularies
+
+byte_level = cache(vocabularies.byte_level)
 
 
 def tokens(*ids: int) -> list[Token]:
@@ -166,7 +170,7 @@ def test_a_quiet_log_wakes_by_its_end_and_a_new_reader_by_all() -> None:
 def test_bare_ids_say_from_any_position_what_tokens_with_their_texts_say(
     data: st.DataObject, ids: list[int]
 ) -> None:
-    tokenizer = vocabularies.byte_level()
+    tokenizer = byte_level()
     plain, eager = (make_stream("a-1", "mine", 10.0) for _ in range(2))
     plain.log.detokenizer, detokenizer = Detokenizer(tokenizer), Detokenizer(tokenizer)
     plain.log.append_ids(ids)
