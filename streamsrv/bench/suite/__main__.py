@@ -16,6 +16,7 @@ from streamsrv.bench.suite.machine import describe_load, describe_machine
 from streamsrv.bench.suite.memory import memory_section
 from streamsrv.bench.suite.newcomer import newcomer_section
 from streamsrv.bench.suite.prefix import prefix_section
+from streamsrv.bench.suite.roofline import roofline_section
 from streamsrv.bench.suite.sampled import sampling_section
 from streamsrv.bench.suite.startup import startup_section
 from streamsrv.bench.suite.throughput import throughput_section
@@ -23,8 +24,8 @@ from streamsrv.bench.suite.trouble import cancel_section, stall_section, streams
 from streamsrv.bench.suite.wire import wire_section
 
 _SECTIONS = (
-    *("startup", "memory", "throughput", "engines", "newcomer", "prefix", "lookup", "constraint", "sampling"),
-    *("wire", "streams", "cancel", "stall"),
+    *("startup", "memory", "throughput", "engines", "roofline", "newcomer", "prefix", "lookup"),
+    *("constraint", "sampling", "wire", "streams", "cancel", "stall"),
 )
 
 
@@ -54,6 +55,9 @@ async def _measure(model: str, wanted: tuple[str, ...], *, quick: bool) -> None:
             model, (1, 32) if quick else (1, 8, 32, 64), 2 if quick else 5, _say
         ),
         "engines": lambda: engines_section(model, (1, 32) if quick else (1, 8, 32), 2 if quick else 5, _say),
+        "roofline": lambda: roofline_section(
+            model, (1, 32) if quick else (1, 8, 32, 64), 2 if quick else 5, _say
+        ),
         "newcomer": lambda: newcomer_section(model, 5 if quick else 30, _say),
         "prefix": lambda: prefix_section(model, 2 if quick else 5, _say),
         "lookup": lambda: lookup_section(model, 2 if quick else 6, _say),
