@@ -86,7 +86,7 @@ MODE_SETTINGS: Mapping[Mode, Mapping[str, int]] = {
     Mode.LATENCY: {"max_running": 8, "max_step_tokens": 128, "min_chunk_interval_ms": 0},
     Mode.THROUGHPUT: {
         "max_running": 128,
-        "max_step_tokens": 1024,
+        "max_step_tokens": 512,
         "min_chunk_interval_ms": 50,
         "activation_group": 64,
     },
@@ -176,9 +176,9 @@ class Settings(BaseSettings):
         128, ge=1, description="requests of one caller that may wait: an identity, else an address"
     )
     max_step_tokens: int = Field(
-        512,
+        320,
         ge=1,
-        description="tokens computed in one step; more is faster for prompts, less is smoother for streams",
+        description="tokens computed in one step; more hold running streams up for longer",
     )
     prefix_cache: bool = Field(
         True, description="reuse what was computed for the same first tokens of another request"

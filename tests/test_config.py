@@ -161,7 +161,7 @@ def test_a_mode_sets_what_is_not_given() -> None:
     )
     assert balanced.model_dump() == load_settings({}).model_dump()
     assert (latency.max_running, latency.max_step_tokens, latency.min_chunk_interval_ms) == (8, 128, 0)
-    assert (throughput.max_running, throughput.max_step_tokens) == (128, 1024)
+    assert (throughput.max_running, throughput.max_step_tokens) == (128, 512)
     assert (latency.activation_group, throughput.activation_group) == (32, 64)
     assert throughput.min_chunk_interval_ms == 50
     assert latency.weights is WeightFormat.AUTO

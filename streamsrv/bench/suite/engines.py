@@ -14,6 +14,7 @@ from streamsrv.bench.prompts import PromptMaker, shipped_text
 from streamsrv.bench.suite.direct_loop import DirectTimes
 from streamsrv.bench.suite.direct_process import DirectProcess, direct_process
 from streamsrv.bench.suite.markdown import median_and_range, section
+from streamsrv.config import load_settings
 
 _BASE = "openvino"
 """What the others are held against."""
@@ -51,7 +52,8 @@ async def engines_section(model: str, batches: Seq[int], num_rounds: int, say: C
         "Engines",
         "N sequences stepped directly, each engine in a process of its own, one after another: the same "
         f"prompts of {_NUM_PROMPT_TOKENS} tokens, {_MAX_TOKENS} tokens out, greedy, prefill in steps of up "
-        f"to 512 tokens, default settings but for the weights. {num_rounds} rounds in alternating order; "
+        f"to {load_settings({}).max_step_tokens} tokens, default settings but for the weights. "
+        f"{num_rounds} rounds in alternating order; "
         "tokens/s of decoding, from the first token of the last sequence on, and of the prompts, medians; "
         f"the ratio to {_BASE} is the median of the rounds' ratios, with the least and the greatest.",
         _headings(),

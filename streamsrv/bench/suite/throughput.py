@@ -15,6 +15,7 @@ from streamsrv.bench.suite.direct_process import DirectProcess, direct_process
 from streamsrv.bench.suite.markdown import median_and_range, section
 from streamsrv.bench.suite.server_process import server_process
 from streamsrv.client import Client
+from streamsrv.config import load_settings
 
 GOAL = 0.80
 """Of the engine's own tokens/s, at 32 streams."""
@@ -59,7 +60,8 @@ async def throughput_section(
         "N concurrent streams over gRPC (zstd, as many tokens a message as are ready, one Python client "
         "on the same machine) against N sequences stepped directly in a process of their own: the same "
         f"prompts of {_SHAPE.num_prompt_tokens} tokens, {_SHAPE.max_tokens} tokens out, greedy, prefill in "
-        f"steps of up to 512 tokens, default settings. {num_rounds} rounds, alternating; output tokens/s, "
+        f"steps of up to {load_settings({}).max_step_tokens} tokens, default settings. "
+        f"{num_rounds} rounds, alternating; output tokens/s, "
         "medians; the ratio is the median of the rounds' ratios, with the least and the greatest. Whole "
         "run: from the first request to the last token. Decode: while all streams were decoding. Goal: at "
         f"least {GOAL:.2f} of the whole run at 32 streams.",
