@@ -5,6 +5,7 @@ import pytest
 
 from engines.checkpoint import open_checkpoint
 from engines.form import Dialect, GraphForm
+from engines.graph import write_model
 from engines.manifest import FileRecord, Manifest
 from engines.options import WeightFormat
 from engines.preparation import WEIGHTS_FILE
@@ -31,8 +32,6 @@ _FORM = GraphForm(Dialect.PAGED, WeightFormat.INT8)
 def prepared(
     request: pytest.FixtureRequest, tiny_models: dict[str, TinyPaths], tmp_path: Path
 ) -> tuple[Manifest, onnx.GraphProto]:
-    from engines.graph import write_model
-
     with open_checkpoint(tiny_models[request.param.name].gguf) as checkpoint:
         write_model(checkpoint.spec, checkpoint, tmp_path / "model.onnx", _FORM)
         size = (tmp_path / WEIGHTS_FILE).stat().st_size
