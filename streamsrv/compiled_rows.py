@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence as Seq
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
 from types import ModuleType
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from engines.api import FloatArray
 from streamsrv.candidates import LEAST_TEMPERATURE, UNDECIDED, Masses
+from streamsrv.halves import in_halves
 from streamsrv.request import SamplingParams
 
 NO_FINITE_MAXIMUM = "a row of logits has no finite maximum"
@@ -81,12 +82,6 @@ def choose_compiled(
         if not kernels.choose(logits, *(each[part] for each in rows)):
             raise ValueError(NO_FINITE_MAXIMUM)
 
-    half = len(plain) // 2
-    second = helpers.submit(choose, slice(half, None))
-    try:
-        choose(slice(half))
-    finally:
-        wait([second])
-    second.result()
+    in_halves(choose, len(plain), helpers)
     token_ids[plain] = chosen
     return token_ids

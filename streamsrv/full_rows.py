@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor
 from typing import TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from streamsrv.candidates import (
     masses,
 )
 from streamsrv.compiled_rows import NO_FINITE_MAXIMUM, choose_compiled
+from streamsrv.halves import in_halves
 from streamsrv.request import SamplingParams
 
 # How many of a row's best tokens are looked at, first and then, before all of it is put in order.
@@ -26,7 +27,6 @@ _NUMS_BEST = (64, 2048)
 # can look at other rows: two threads take 0.6 of one's time with 8 rows of 50,000 logits a call, and 0.7
 # with 2.
 _NUM_TOGETHER = 8
-_LEAST_SHARED = 16  # rows: with fewer, handing half of them over costs what it spares
 _MOST_FOLDS = 64
 # What the order of its parts changes in a sum in float64 is less by far.
 _EXACT_SLACK = 1e-10
@@ -106,17 +106,8 @@ class _Look:
 
     def look(self, helpers: Executor | None) -> None:
         """Look at the rows."""
-        runs = list(_runs(self._places))
-        if helpers is None or len(self._places) < _LEAST_SHARED:
-            found = self._look_at(runs)
-        else:
-            half = len(runs) // 2
-            second = helpers.submit(self._look_at, runs[half:])
-            try:
-                found = self._look_at(runs[:half])
-            finally:
-                wait([second])
-            found += second.result()
+        halves = in_halves(self._look_at, len(self._places), helpers)
+        found = [part for half in halves for part in half]
         self._counts = np.concatenate([counts for counts, _, _ in found])
         self._ids = np.concatenate([ids for _, ids, _ in found])
         self._best = np.concatenate([logits for _, _, logits in found])
@@ -136,10 +127,10 @@ class _Look:
         bits = (~(keys >> 32)).astype(np.int32)
         return keys & 0xFFFFFFFF, (bits ^ (bits >> 31 & _BITS)).view(np.float32)
 
-    def _look_at(self, runs: Seq[tuple[int, int]]) -> list[_Found]:
+    def _look_at(self, part: slice) -> list[_Found]:
         scratch = np.empty((_NUM_TOGETHER, self._logits.shape[1]), np.float32)
         found = []
-        for first, end in runs:
+        for first, end in _runs(self._places, part):
             rows = self._logits[self._places[first] : self._places[first] + (end - first)]
             tops, least = _least_of_best(rows, self._num_best)
             found.append(_find(rows, least))
@@ -179,11 +170,11 @@ def _find(rows: FloatArray, least: FloatArray) -> _Found:
     return np.bincount(of_row, minlength=len(rows)), found - of_row * size, rows.reshape(-1)[found]
 
 
-def _runs(places: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Part `places` into those that lie side by side, few together: the first, and the one behind."""
-    first = 0
-    for i in range(1, len(places) + 1):
-        if i == len(places) or places[i] != places[i - 1] + 1 or i - first == _NUM_TOGETHER:
+def _runs(places: NDArray[np.int64], part: slice) -> Iterator[tuple[int, int]]:
+    """Part some `places` into those that lie side by side, few together: the first, and the one behind."""
+    first, stop, _ = part.indices(len(places))
+    for i in range(first + 1, stop + 1):
+        if i == stop or places[i] != places[i - 1] + 1 or i - first == _NUM_TOGETHER:
             yield first, i
             first = i
 
