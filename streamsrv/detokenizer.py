@@ -1,7 +1,7 @@
 """The text of an output, token by token."""
 
 from codecs import utf_8_decode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from typing import Self
 
@@ -28,11 +28,13 @@ class Detokenizer:
         include_stop: bool = False,
         skip_special: bool = True,
         continues: bool = False,
-        kept: Iterable[str] = (),
+        kept: Sequence[str] = (),
     ) -> None:
         self.token_bytes = tokenizer.token_bytes
         """Gives the text of one token, which can be part of a character."""
-        self._skipped = tokenizer.special_ids - tokenizer.control_ids(kept) if skip_special else frozenset()
+        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        if kept:
+            self._skipped -= tokenizer.control_ids(kept)
         self._strip = tokenizer.strips_first_space and not continues
         self._unfinished = b""
         """The bytes of a character whose end has not come."""

@@ -74,6 +74,7 @@ class Output:
 
         """
         self.job = job
+        self.log, self.progress = job.stream.log, job.stream.progress
         self.index = index
         self.sequence = sequence
         self.detokenizer = detokenizer

@@ -35,6 +35,9 @@ _ROLES = {
 _MAX_INLINE_CHARACTERS = 1000
 
 
+_DEFAULT_SAMPLING = SamplingParams()
+
+
 def _bad(field: str, description: str) -> InvalidRequestError:
     return InvalidRequestError(FieldViolation(field, description))
 
@@ -208,7 +211,7 @@ def parse_sampling(message: pb.SamplingParams, vocab_size: int, limits: RequestL
     Raises:
         InvalidRequestError: a value is out of its range.
     """
-    default = SamplingParams()
+    default = _DEFAULT_SAMPLING
     for name in ("banned_token_ids", "allowed_token_ids"):
         check_token_ids(getattr(message, name), vocab_size, f"sampling.{name}")
     check_token_ids([bias.token_id for bias in message.logit_bias], vocab_size, "sampling.logit_bias")

@@ -41,6 +41,8 @@ from streamsrv.worker import Worker, WorkerState
 _RETRY_AFTER_S = 1.0
 _PROMPT_PIECE = 64
 """Tokens of a prompt in one element of a log."""
+# Of outputs that draw nothing: making one takes as long as parsing the request.
+_NO_DRAWS = np.random.default_rng(0)
 
 
 class CancelOutcome(Enum):
@@ -103,7 +105,7 @@ class WorkerPool:
         self.engine = engine
         self.tokenizer = tokenizer
         self.limits = limits
-        self.instance_id = instance_id or np.base_repr(36**4 + secrets.randbelow(35 * 36**4), 36).lower()
+        self.instance_id = instance_id or _base36(36**4 + secrets.randbelow(35 * 36**4))
         self._clock = clock
         self._workers = [
             Worker(
@@ -503,7 +505,7 @@ class WorkerPool:
 
     def _stream_id(self) -> str:
         # Short, since every message has it.
-        return f"{self.instance_id}-{np.base_repr(self._next_number, 36).lower()}"
+        return f"{self.instance_id}-{_base36(self._next_number)}"
 
     def _make_stream(self, request: GenerateRequest, caller: Caller, arrived_s: float) -> Stream:
         stream_id = self._stream_id()
@@ -555,7 +557,7 @@ class WorkerPool:
             job.add(
                 sequence,
                 detokenizer,
-                np.random.default_rng(own_seed),
+                _NO_DRAWS if request.sampling.is_greedy else np.random.default_rng(own_seed),
                 prompt_detokenizer=prompt_detokenizer if index == 0 else None,
                 constraint=constraint,
                 vocab_size=self.vocab_size,
@@ -619,3 +621,11 @@ class WorkerPool:
         if not 0 < int(number, 36) < self._next_number:
             return StreamNotFoundError(stream_id)
         return StreamExpiredError(stream_id)
+
+
+def _base36(number: int) -> str:
+    digits = ""
+    while number:
+        number, digit = divmod(number, 36)
+        digits = "0123456789abcdefghijklmnopqrstuvwxyz"[digit] + digits
+    return digits

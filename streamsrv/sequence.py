@@ -120,6 +120,7 @@ class Sequence:
         """Its leading tokens as bytes, which compare fast, as far as that was needed."""
         self._status = SequenceStatus.WAITING
         stop = request.stop
+        self._min_tokens = stop.min_tokens
         self.stop_token_ids = stop.stop_token_ids | (frozenset() if stop.ignore_eos else eos_token_ids)
         """Tokens that end the output, and must not be chosen before `min_tokens`."""
 
@@ -171,7 +172,9 @@ class Sequence:
 
     def may_stop(self, num_ahead: int = 0) -> bool:
         """Whether the token after `num_ahead` further ones may end the output by a stop."""
-        return self.num_output_tokens + num_ahead + 1 > self.request.stop.min_tokens
+        if not self._min_tokens:
+            return True
+        return self.num_output_tokens + num_ahead + 1 > self._min_tokens
 
     def finish_by(self, token_id: int, matched_stop: str | None, num_ahead: int = 0) -> Finish | None:
         """How the output ends with `token_id`, which completes `matched_stop`; None if it goes on.
@@ -182,6 +185,6 @@ class Sequence:
             return Finish(FinishReason.STOP, token_id)
         if matched_stop is not None:
             return Finish(FinishReason.STOP, matched_stop)
-        if self.num_output_tokens + num_ahead + 1 >= self.max_tokens:
+        if len(self.token_ids) + num_ahead + 1 >= self.num_prompt_tokens + self.max_tokens:
             return Finish(FinishReason.LENGTH)
         return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -74,14 +74,13 @@ def form_batch(parts: Seq[Scheduled], copies: tuple[BlockCopy, ...] = (), num_de
         blocks.append(sequence.block_ids)
         past_lens.append(past)
         query_begins.append(len(token_ids))
-    block_begins = np.zeros(len(blocks) + 1, np.int32)
-    np.cumsum(list(map(len, blocks)), out=block_begins[1:])
+    block_begins = list(accumulate(map(len, blocks), initial=0))
     return StepBatch(
         token_ids=np.array(token_ids, np.int64),
         past_lens=np.array(past_lens, np.int32),
         query_begins=np.array(query_begins, np.int32),
         block_ids=np.fromiter(chain.from_iterable(blocks), np.int32, block_begins[-1]),
-        block_begins=block_begins,
+        block_begins=np.array(block_begins, np.int32),
         logit_rows=np.array(logit_rows, np.int64),
         copies=copies,
     )

@@ -21,6 +21,8 @@ class Taken:
     """Of each of the step's parts."""
     brought: list[Brought]
     """To each of the outputs that sampled, or learnt of their prompt."""
+    tokens: list[list[int]]
+    """What each of the step's sampled sequences goes on with."""
     began_s: float
     ended_s: float
 
@@ -65,7 +67,9 @@ def take_step(
             logits = result.logits[r.first : r.first_sampled]
             r.brought.elements.append(r.output.read_prompt(logits))
     _sample_all(result, rows, helpers)
-    return Taken(step, outputs, [r.brought for r in rows], began_s, clock())
+    # A sequence that has taken part gets a token, even where none could be chosen: it ends with that.
+    tokens = [r.brought.token_ids or [0] for r in rows if r.part.samples]
+    return Taken(step, outputs, [r.brought for r in rows], tokens, began_s, clock())
 
 
 def _with_full_rows(batch: StepBatch, rows: list[_Rows], num_candidates: int) -> StepBatch:

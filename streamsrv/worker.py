@@ -109,6 +109,7 @@ class Worker:
         self._cache: CacheSpec | None = None
         self._scheduler: Scheduler | None = None
         self._outputs: dict[int, Output] = {}  # by sequence id: every output that has not ended
+        self._with_deadline: dict[Job, None] = {}  # that have not ended, in order
         self._to_abort: list[tuple[Job, StreamsrvError | None]] = []
         self._wake = asyncio.Event()
         self._num_submitted = 0
@@ -191,6 +192,8 @@ class Worker:
             self._outputs[output.sequence.sequence_id] = output
             self._scheduler.add(output.sequence, caller=job.stream.caller.name, now_s=self._clock())
         self._num_submitted += 1
+        if job.request.deadline_s is not None:
+            self._with_deadline[job] = None
         self._wake.set()
 
     def abort(self, job: Job, error: StreamsrvError | None = None) -> None:
@@ -325,15 +328,15 @@ class Worker:
         endings: list[_Ending] = []
         failed: list[tuple[Job, StreamsrvError]] = []
         if taken is not None:
-            # A sequence that has taken part gets a token, even where none could be chosen: it ends with that.
-            ids = {b.output.sequence.sequence_id: b.token_ids or [0] for b in taken.brought}
-            scheduler.update(taken.step, [ids[sequence.sequence_id] for sequence in taken.step.sampled])
+            scheduler.update(taken.step, taken.tokens)
             for b in taken.brought:
-                if isinstance(b.finish, Finish) and not b.output.job.stream.log.ended:
+                if b.finish is None:
+                    continue
+                if isinstance(b.finish, StreamsrvError):
+                    failed.append((b.output.job, b.finish))
+                elif not b.output.log.ended:
                     scheduler.finish(b.output.sequence)
                     endings.append(_Ending(b.output, b.finish, b.entries))
-                elif isinstance(b.finish, StreamsrvError):
-                    failed.append((b.output.job, b.finish))
         aborts, self._to_abort = self._to_abort, []
         for job, error in [*aborts, *failed, *self._expired()]:
             for output in job.open_outputs:
@@ -353,23 +356,20 @@ class Worker:
 
     def _expired(self) -> list[tuple[Job, StreamsrvError]]:
         now = self._clock()
-        expired = {
-            output.job: None  # once, and in order
-            for output in self._outputs.values()
-            if output.job.request.deadline_s is not None and output.job.request.deadline_s <= now
-        }
+        expired = [job for job in self._with_deadline if (job.request.deadline_s or 0.0) <= now]
         return [(job, DeadlinePassedError(started=job.num_output_tokens > 0)) for job in expired]
 
     def _tell_of(self, taken: Taken | None, endings: list[_Ending]) -> None:
         """Pass on what a step has brought, and who has ended."""
         report = None if taken is None else self._report(taken)
         for b in taken.brought if taken is not None else ():
-            log = b.output.job.stream.log
+            output = b.output
+            log = output.log
             if log.ended or isinstance(b.finish, Finish):
                 continue  # it was told to end during the step, or they come with the end
             if b.elements:
                 log.append(*b.elements)
-            if b.output.is_plain and b.token_ids:
+            if output.is_plain and b.token_ids:
                 log.append_ids(b.token_ids)
         for ending in endings:
             self._end(ending.output, ending.how, ending.last)
@@ -380,7 +380,7 @@ class Worker:
         """Note what a step has brought to each request's progress, and sum it up."""
         queue_times_s, first_tokens_s, num_prompt_tokens = [], [], 0
         for output in taken.outputs:
-            progress = output.job.stream.progress
+            progress = output.progress
             if progress.started_s is None:
                 progress.started_s = taken.began_s
                 queue_times_s.append(taken.began_s - progress.arrived_s)
@@ -390,7 +390,7 @@ class Worker:
         for b in taken.brought:
             if not b.token_ids:
                 continue
-            progress = b.output.job.stream.progress
+            progress = b.output.progress
             num_tokens = len(b.token_ids)
             num_output_tokens += num_tokens
             progress.num_output_tokens += num_tokens
@@ -429,6 +429,7 @@ class Worker:
         job.num_open -= 1
         self._tell(job, how, output, last)
         if job.num_open == 0:
+            self._with_deadline.pop(job, None)
             job.done.set()
             self._on_end(job)
 
