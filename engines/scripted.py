@@ -181,8 +181,9 @@ class ScriptedContext:
         self._vocab_size = vocab_size
         self._step_s = step_s
         self._before_step = before_step
-        self._positions = np.full(cache.num_tokens, -1, np.int32)
-        self._states = np.zeros(cache.num_tokens, np.int32)
+        self._positions = np.full((cache.num_blocks, cache.block_size), -1, np.int32)
+        self._states = np.zeros((cache.num_blocks, cache.block_size), np.int32)
+        self._offsets = np.arange(cache.block_size, dtype=np.int32)
 
     @property
     def cache(self) -> CacheSpec:
@@ -202,9 +203,8 @@ class ScriptedContext:
         if batch.num_tokens and not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self._vocab_size:
             raise EngineError(f"a token id is outside 0 .. {self._vocab_size - 1}")
         for copy in batch.copies:
-            first, target = copy.source * self._cache.block_size, copy.target * self._cache.block_size
             for cells in (self._positions, self._states):
-                cells[target : target + copy.num_tokens] = cells[first : first + copy.num_tokens]
+                cells[copy.target, : copy.num_tokens] = cells[copy.source, : copy.num_tokens]
         state_after = self._write(batch)
         rows = batch.logit_rows
         logits = np.full((len(rows), self._vocab_size), _OTHER, np.float32)
@@ -217,31 +217,40 @@ class ScriptedContext:
 
     def _write(self, batch: StepBatch) -> NDArray[np.int32]:
         """Write the new tokens' cells; gives how much of the script each of them completes."""
-        size, pasts = self._cache.block_size, batch.past_lens
-        nums_new = np.diff(batch.query_begins)
-        # A sequence's cells lie end to end in `cells`, in the order of its tokens.
-        cells = np.add.outer(batch.block_ids * size, np.arange(size)).reshape(-1)
-        firsts, nums_cells = batch.block_begins[:-1] * size, np.diff(batch.block_begins) * size
-        missing = nums_cells < pasts + nums_new
+        size, pasts, begins = self._cache.block_size, batch.past_lens, batch.query_begins
+        firsts, nums_blocks = batch.block_begins[:-1], batch.block_begins[1:] - batch.block_begins[:-1]
+        nums_new = begins[1:] - begins[:-1]
+        missing = nums_blocks * size < pasts + nums_new
         if missing.any():
             b = int(missing.argmax())
             raise EngineError(
-                f"sequence {b} has cells for {nums_cells[b]} tokens, needs {pasts[b] + nums_new[b]}"
+                f"sequence {b} has cells for {nums_blocks[b] * size} tokens, needs {pasts[b] + nums_new[b]}"
             )
-        places = _ranges(pasts)
-        wrong = self._positions[cells[np.repeat(firsts, pasts) + places]] != places
+        # [blocks, size] which of its sequence's tokens each cell is for, and which it holds.
+        numbers = np.arange(len(batch.block_ids)) - np.repeat(firsts, nums_blocks)
+        places = (numbers * size)[:, None] + self._offsets
+        wrong = self._positions[batch.block_ids] != places
+        wrong &= places < np.repeat(pasts, nums_blocks)[:, None]
         if wrong.any():
-            b = int(np.searchsorted(np.cumsum(pasts), wrong.argmax(), side="right"))
+            block = int(wrong.any(axis=1).argmax())
+            b = int(np.searchsorted(firsts, block, side="right")) - 1
             raise EngineError(f"the cache of sequence {b} does not hold its {pasts[b]} past tokens")
-        states = np.zeros(len(pasts), np.int32)
-        begun = pasts > 0
-        states[begun] = self._states[cells[firsts[begun] + pasts[begun] - 1]]
-        after = self._advance_all(states, batch.token_ids, batch.query_begins, nums_new)
-        places = np.repeat(pasts, nums_new) + _ranges(nums_new)
-        new = cells[np.repeat(firsts, nums_new) + places]
-        self._positions[new] = places
-        self._states[new] = after
+        states = self._states[self._cells(batch, firsts, np.maximum(pasts - 1, 0))]
+        states[pasts == 0] = 0
+        after = self._advance_all(states, batch.token_ids, begins, nums_new)
+        places = pasts
+        if batch.num_tokens > len(pasts):  # nearly always each has one new token
+            places = np.repeat(pasts, nums_new) + _ranges(nums_new)
+            firsts = np.repeat(firsts, nums_new)
+        cells = self._cells(batch, firsts, places)
+        self._positions[cells] = places
+        self._states[cells] = after
         return after
+
+    def _cells(self, batch: StepBatch, firsts: IntArray, places: IntArray) -> tuple[IntArray, IntArray]:
+        """The cells of some tokens: block, and place in it. `firsts` is where their blocks begin."""
+        blocks, offsets = np.divmod(places, self._cache.block_size)
+        return batch.block_ids[firsts + blocks], offsets
 
     def _advance_all(
         self, states: NDArray[np.int32], token_ids: NDArray[np.int64], begins: IntArray, nums_new: IntArray

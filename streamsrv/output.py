@@ -144,7 +144,8 @@ class Output:
         elif self.is_plain:
             if self._changes is not None:
                 self._changes.push(token_id)
-            brought.finish = self.sequence.finish_by(token_id, None, len(brought.token_ids))
+            if self.sequence.may_end_by(token_id, len(brought.token_ids)):
+                brought.finish = self.sequence.finish_by(token_id, None, len(brought.token_ids))
             brought.token_ids.append(token_id)
         elif self._take(brought, token_id, known) and self._constraint is not None and not known:
             for forced in self._constraint.forced_tokens():

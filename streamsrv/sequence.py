@@ -85,6 +85,7 @@ class Sequence:
         self.max_tokens = max_tokens
         self.token_ids = list(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.token_ids)
+        self._num_before_last = self.num_prompt_tokens + max_tokens - 1
         self.num_computed = 0
         self.block_ids: list[int] = []
         self.group_id = sequence_id if group_id is None else group_id
@@ -176,6 +177,10 @@ class Sequence:
             return True
         return self.num_output_tokens + num_ahead + 1 > self._min_tokens
 
+    def may_end_by(self, token_id: int, num_ahead: int) -> bool:
+        """Whether `finish_by` is worth asking, where no text stops the output: nearly never."""
+        return token_id in self.stop_token_ids or len(self.token_ids) + num_ahead >= self._num_before_last
+
     def finish_by(self, token_id: int, matched_stop: str | None, num_ahead: int = 0) -> Finish | None:
         """How the output ends with `token_id`, which completes `matched_stop`; None if it goes on.
 
@@ -185,6 +190,6 @@ class Sequence:
             return Finish(FinishReason.STOP, token_id)
         if matched_stop is not None:
             return Finish(FinishReason.STOP, matched_stop)
-        if len(self.token_ids) + num_ahead + 1 >= self.num_prompt_tokens + self.max_tokens:
+        if len(self.token_ids) + num_ahead >= self._num_before_last:
             return Finish(FinishReason.LENGTH)
         return None

@@ -34,12 +34,9 @@ class _Rows:
     output: Output
     part: Scheduled
     first: int
+    first_sampled: int
+    """The row that its next token is sampled from; those of its guesses follow."""
     brought: Brought
-
-    @property
-    def first_sampled(self) -> int:
-        """The row that its next token is sampled from; those of its guesses follow."""
-        return self.first + self.part.num_prompt_rows
 
 
 def take_step(
@@ -54,10 +51,11 @@ def take_step(
     rows: list[_Rows] = []
     first = 0
     for output, part in zip(outputs, step.parts, strict=True):
-        count = part.num_prompt_rows + part.num_sampled_rows
-        if count:
-            rows.append(_Rows(output, part, first, Brought(output)))
-        first += count
+        first_sampled = first + part.num_prompt_rows
+        end = first_sampled + part.num_sampled_rows
+        if end > first:
+            rows.append(_Rows(output, part, first, first_sampled, Brought(output)))
+        first = end
     masks = [helpers.submit(r.output.make_mask) for r in rows if r.part.samples and r.output.is_constrained]
     result = context.step(_with_full_rows(step.batch, rows, context.num_candidates))
     for mask in masks:
