@@ -29,8 +29,8 @@ _COMPRESSION = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_GREEDY, window_log=11, hash_log=10, chain_log=10, search_log=4, min_match=4
 )
 # Below this size a message goes plain: the block's header eats what compressing gains. Measured on prose with
-# 1, 2, 4 and 8 tokens a message: 26.5, 17.1, 11.5 and 8.5 bytes a token, and 27.4, 17.8, 11.7 and 8.5 with all
-# from 12 bytes on compressed, at 2.7 us a message of one token instead of 1.5.
+# 1, 2, 4 and 8 tokens a message: 26.5, 17.1, 11.5 and 8.5 bytes a token, and 27.4, 17.8, 11.7 and 8.5 where
+# all from 12 bytes on are compressed, at 2.7 us a message of one token instead of 1.5.
 _MIN_COMPRESSED_BYTES = 48
 
 CODEC_TO_PB = {Codec.PLAIN: pb.CODEC_PLAIN, Codec.ZSTD: pb.CODEC_ZSTD}

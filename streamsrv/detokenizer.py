@@ -2,7 +2,6 @@
 
 from codecs import utf_8_decode
 from collections.abc import Sequence
-from copy import copy
 from typing import Self
 
 from streamsrv.stop_matcher import StopMatcher
@@ -79,7 +78,9 @@ class Detokenizer:
 
     def copy(self) -> Self:
         """Make another one that has taken the same tokens."""
-        return copy(self)
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        return other
 
     def flush(self) -> str:
         """Return what was held back: nothing can follow. A character left unfinished becomes U+FFFD."""

@@ -1,6 +1,7 @@
-"""How long a message may wait for a client that takes nothing."""
+"""How long something that is done again and again may take: a message that waits for its client, a step."""
 
 import asyncio
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -8,15 +9,16 @@ from streamsrv.errors import ConsumerStalledError
 
 
 class StallWatch:
-    """Ends what runs inside `async with` when one of its writes takes too long.
+    """Ends what runs inside `async with` when one of its writes, or steps, takes too long.
 
     It looks at the clock when the limit has passed, and not for each write: a timer that is made and
     cancelled for each costs as much as encoding the message.
     """
 
-    def __init__(self, limit_s: float) -> None:
-        """`limit_s` is the longest that a write may take, in seconds."""
+    def __init__(self, limit_s: float, error: Callable[[float], Exception] = ConsumerStalledError) -> None:
+        """`limit_s` is the longest that a write may take, in seconds; `error` is made of it."""
         self._limit_s = limit_s
+        self._error = error
         self._loop = asyncio.get_running_loop()
         self._timeout = asyncio.timeout(None)
         self._since_s: float | None = None
@@ -32,13 +34,13 @@ class StallWatch:
         """End the watch.
 
         Raises:
-            ConsumerStalledError: a write took too long.
+            ConsumerStalledError: a write took too long; or another error that is its own.
         """
         self._timer.cancel()
         try:
             await self._timeout.__aexit__(kind, error, trace)
         except TimeoutError:
-            raise ConsumerStalledError(self._limit_s) from None
+            raise self._error(self._limit_s) from None
 
     def begin(self) -> None:
         """Note that a write begins."""

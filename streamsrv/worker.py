@@ -17,6 +17,7 @@ from streamsrv.observer import StepReport
 from streamsrv.output import Job, Output
 from streamsrv.scheduler import Scheduler, SchedulerCounters, Step
 from streamsrv.sequence import Finish, Sequence, SequenceStatus
+from streamsrv.stall_watch import StallWatch
 from streamsrv.step_taking import Taken, take_step
 from streamsrv.stream import Entry, OutputEnd
 
@@ -63,6 +64,10 @@ class _Ending:
 
 class _StuckError(EngineError):
     """A step takes so long that it will never end."""
+
+
+def _stuck(limit_s: float) -> _StuckError:
+    return _StuckError(f"a step did not end within {limit_s:g} s")
 
 
 class Worker:
@@ -257,7 +262,8 @@ class Worker:
         try:
             context = await thread.call(_make_context, self._engine, made)
             try:
-                await self._take_steps(thread, context)
+                async with StallWatch(self._stuck_after_s, _stuck) as watch:
+                    await self._take_steps(thread, context, watch)
             except Exception as error:
                 # At once: closing what is broken may take its time, or never end.
                 self._lose(error)
@@ -270,7 +276,7 @@ class Worker:
             if not stuck and not await asyncio.to_thread(thread.join, _JOIN_S):
                 log.error("a step did not end within %g s; its thread is left behind", _JOIN_S)
 
-    async def _take_steps(self, thread: EngineThread, context: ExecutionContext) -> None:
+    async def _take_steps(self, thread: EngineThread, context: ExecutionContext, watch: StallWatch) -> None:
         self._cache = context.cache
         scheduler = self._scheduler = Scheduler(
             context.cache,
@@ -299,11 +305,9 @@ class Worker:
                 await self._wake.wait()
                 await self._gather()
                 continue
-            try:
-                async with asyncio.timeout(self._stuck_after_s):
-                    taken = await flight
-            except TimeoutError:
-                raise _StuckError(f"a step did not end within {self._stuck_after_s:g} s") from None
+            watch.begin()
+            taken = await flight
+            watch.end()
             self._num_steps += 1
             if is_first:
                 self._comes_in_bursts, is_first = self._num_submitted > num_before + 1, False
