@@ -69,7 +69,7 @@ class PagedCache:
         self._pool.take(found)
         blocks = self._pool.allocate(missing)
         assert blocks is not None
-        sequence.block_ids = found + blocks
+        sequence.block_ids = array("i", found + blocks)
         return len(found) * self._block_size
 
     def grow(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -77,7 +77,7 @@ class PagedCache:
         blocks = self._pool.allocate(max(0, self.blocks_for(num_tokens) - len(sequence.block_ids)))
         if blocks is None:
             return False
-        sequence.block_ids += blocks
+        sequence.block_ids.extend(blocks)
         return True
 
     def note_computed(self, sequence: Sequence, num_new: int) -> None:
@@ -95,7 +95,7 @@ class PagedCache:
             self.note_computed(sequence, sequence.num_computed)
         # A block is of no use without those before it, so the last goes first.
         self._pool.release(reversed(sequence.block_ids), keep=keep)
-        sequence.block_ids = []
+        sequence.block_ids = array("i")
 
     def take_copies(self) -> tuple[BlockCopy, ...]:
         """Nothing is ever copied: blocks are shared."""

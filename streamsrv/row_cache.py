@@ -127,7 +127,7 @@ class RowCache:
         """Take a sequence's row back; what it holds can be found from now on, with `keep`."""
         (row,) = sequence.block_ids
         del self._owners[row]
-        sequence.block_ids = []
+        sequence.block_ids = array("i")
         if keep and sequence.num_computed:
             self._contents[row] = _Content(
                 sequence.space, bytes(_packed(sequence)[: _TOKEN_BYTES * sequence.num_computed])
@@ -168,7 +168,7 @@ class RowCache:
         return blocks[0]
 
     def _own(self, sequence: Sequence, row: int) -> None:
-        sequence.block_ids = [row]
+        sequence.block_ids = array("i", [row])
         self._owners[row] = sequence
 
     def _best(self, sequence: Sequence) -> _Match | None:

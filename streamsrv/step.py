@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def form_batch(parts: Seq[Scheduled], copies: tuple[BlockCopy, ...] = (), num_de
         token_ids=np.array(token_ids, np.int64),
         past_lens=np.array(past_lens, np.int32),
         query_begins=np.array(query_begins, np.int32),
-        block_ids=np.fromiter(chain.from_iterable(blocks), np.int32, block_begins[-1]),
+        block_ids=np.frombuffer(bytearray().join(blocks), np.int32),
         block_begins=np.array(block_begins, np.int32),
         logit_rows=np.array(logit_rows, np.int64),
         copies=copies,
