@@ -100,6 +100,7 @@ class Output:
             )
         self.wants_logprobs = options.wants_logprobs
         self._num_top = options.num_top_logprobs
+        self._may_stop = not request.stop.min_tokens  # at any token
         self.is_plain = (
             request.num_outputs == 1
             and parsing is None
@@ -126,7 +127,7 @@ class Output:
 
     def row_sampling(self, num_ahead: int = 0) -> RowSampling:
         """How its row of logits after `num_ahead` further tokens becomes a token."""
-        return self._unbanned if self.sequence.may_stop(num_ahead) else self._banned
+        return self._unbanned if self._may_stop or self.sequence.may_stop(num_ahead) else self._banned
 
     def row_logprobs(self, logits: FloatArray) -> RowLogprobs | None:
         """What is to be told of its row [vocab_size]; None if nothing is."""

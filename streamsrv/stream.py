@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeGuard
 
 from engines.api import StreamsrvError
 from streamsrv.chat import ToolCall
@@ -122,6 +122,15 @@ def _size_bytes(element: Entry) -> int:
             return _ELEMENT_BYTES
 
 
+def _sizes_bytes(entries: list[Entry]) -> int:
+    return _ID_BYTES * len(entries) if _are_ids(entries) else sum(map(_size_bytes, entries))
+
+
+def _are_ids(entries: list[Entry]) -> TypeGuard[list[int]]:
+    """Whether entries in a row, one at least, are bare ids: nothing else comes between two of them."""
+    return type(entries[0]) is int and type(entries[-1]) is int
+
+
 def _logprobs_bytes(known: TokenLogprobs | None) -> int:
     if known is None:
         return 0
@@ -238,7 +247,7 @@ class StreamLog:
         assert count <= len(self._elements), "a position that the log does not hold"
         dropped = self._elements[:count]
         del self._elements[:count]
-        self._memory.used_bytes -= sum(map(_size_bytes, dropped))
+        self._memory.used_bytes -= _sizes_bytes(dropped)
         self._oldest = position
         if detokenizer is not None:
             self.detokenizer = detokenizer
@@ -284,13 +293,13 @@ class Reader:
             # A piece of a prompt is as large as a message should be.
             prompt = next((i for i, e in enumerate(entries) if isinstance(e, PromptTokens)), None)
             entries = entries if prompt is None else entries[: prompt + 1]
-        told = self._told(entries)
+        told = [self._run(entries)] if _are_ids(entries) else self._told(entries)
         self.position += len(entries)
         if not self._is_resumable:
             log.drop_before(self.position, self._detokenizer)
         return told
 
-    def _told(self, entries: Seq[Entry]) -> list[Told]:
+    def _told(self, entries: list[Entry]) -> list[Told]:
         """Make the text of bare token ids, and of the end behind them."""
         told, ids = list[Told](), list[int]()
         for entry in entries:
@@ -309,7 +318,7 @@ class Reader:
             told.append(self._run(ids))
         return told
 
-    def _run(self, token_ids: Seq[int]) -> TokenRun:
+    def _run(self, token_ids: list[int]) -> Told:
         assert self._detokenizer is not None, "bare token ids, and nothing that makes their text"
         return TokenRun(token_ids, self._detokenizer.push_all(token_ids))
 
