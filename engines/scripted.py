@@ -200,7 +200,8 @@ class ScriptedContext:
             self._before_step(batch)
         if self._step_s:
             time.sleep(self._step_s)
-        if batch.num_tokens and not 0 <= batch.token_ids.min() <= batch.token_ids.max() < self._vocab_size:
+        # As unsigned numbers negative ids are large ones.
+        if batch.num_tokens and batch.token_ids.view(np.uint64).max() >= self._vocab_size:
             raise EngineError(f"a token id is outside 0 .. {self._vocab_size - 1}")
         for copy in batch.copies:
             for cells in (self._positions, self._states):
@@ -235,8 +236,7 @@ class ScriptedContext:
             block = int(wrong.any(axis=1).argmax())
             b = int(np.searchsorted(firsts, block, side="right")) - 1
             raise EngineError(f"the cache of sequence {b} does not hold its {pasts[b]} past tokens")
-        states = self._states[self._cells(batch, firsts, np.maximum(pasts - 1, 0))]
-        states[pasts == 0] = 0
+        states = self._states[self._cells(batch, firsts, np.maximum(pasts - 1, 0))] * (pasts > 0)
         after = self._advance_all(states, batch.token_ids, begins, nums_new)
         places = pasts
         if batch.num_tokens > len(pasts):  # nearly always each has one new token
@@ -256,11 +256,12 @@ class ScriptedContext:
         self, states: NDArray[np.int32], token_ids: NDArray[np.int64], begins: IntArray, nums_new: IntArray
     ) -> NDArray[np.int32]:
         """How much of the script each new token completes, after the `states` of the sequences."""
+        if len(token_ids) == len(states) and (self._expected[states] == token_ids).all():
+            return states + 1  # nearly always one token that goes on with the script
         after = np.zeros(len(token_ids), np.int32)
-        # Nearly always one token that goes on with the script.
-        first_ids = token_ids[begins[:-1]]
-        goes_on = (nums_new == 1) & (self._expected[states] == first_ids)
-        after[begins[:-1][goes_on]] = states[goes_on] + 1
+        firsts = begins[:-1]
+        goes_on = (nums_new == 1) & (self._expected[states] == token_ids[firsts])
+        after[firsts[goes_on]] = states[goes_on] + 1
         for b in np.flatnonzero(~goes_on):
             state = int(states[b])
             for i in range(begins[b], begins[b + 1]):

@@ -51,6 +51,17 @@ async def test_a_broken_stream_goes_on_from_any_position_without_repeat_or_gap()
             assert call.start.oldest_position == 0
 
 
+async def test_text_that_is_made_when_it_is_sent_is_that_of_each_token_from_any_position() -> None:
+    async with running(ScriptedEngine("Größe, 東京, 🙂 and 👩‍🔬-👩‍🔬-👩‍🔬.")) as server:
+        each = await generate(server, text_lengths=True).rest()
+        together = await generate(server, max_tokens=len(each.ids) - 4).rest()  # ends inside a character
+        cut = await generate(server, text_lengths=True, max_tokens=len(each.ids) - 4).rest()
+        for position in range(len(together.ids) + 1):
+            expected, call = [await resume(server, c, position).rest() for c in (cut, together)]
+            assert (call.ids, call.text) == (expected.ids, expected.text)
+        assert together.text.endswith("\ufffd")
+
+
 async def test_a_closed_call_keeps_the_generation_alive_for_its_window() -> None:
     gate = Gate()
     async with running(ScriptedEngine(WORDS, before_step=gate)) as server:
