@@ -37,7 +37,11 @@ def _load() -> ModuleType | None:
     try:
         from streamsrv import row_kernels
     except Exception as error:  # it may not know this Python, NumPy or processor
-        log.warning("tokens are chosen more slowly than need be, because numba is of no use: %s", error)
+        log.warning(
+            "tokens of many full rows are chosen more slowly than need be: numba cannot be used (%s); "
+            "install a version that knows this Python and NumPy: pip install -U numba",
+            error,
+        )
         return None
     return row_kernels
 
