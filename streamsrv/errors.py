@@ -55,8 +55,9 @@ class ModelNotFoundError(StreamsrvError):
 
     reason = "MODEL_NOT_FOUND"
 
-    def __init__(self, model: str, served: tuple[str, ...]) -> None:
-        super().__init__(f"no model {model!r} here; served: {', '.join(served) or 'none at this moment'}")
+    def __init__(self, model: str, served: tuple[str, ...], *, names: str = "served") -> None:
+        """`served` are those that there are; `names` says what they are."""
+        super().__init__(f"no model {model!r} here; {names}: {', '.join(served) or 'none at this moment'}")
         self.model = model
         self.served = served
 

@@ -156,7 +156,7 @@ class Repository:
         entries = self._folder.entries()
         slot = self._slots.get(name)
         if name not in entries and (slot is None or slot.state is not ModelState.READY):
-            raise ModelNotFoundError(name, tuple(entries))
+            raise ModelNotFoundError(name, tuple(entries), names="in the folder")
         if slot is None:
             slot = self._slots[name] = _Slot(entries[name])
         return await self._go_on(self._load(slot, entries.get(name, slot.entry)))
@@ -176,7 +176,7 @@ class Repository:
         if slot is None:
             entries = self._folder.entries()
             if name not in entries:
-                raise ModelNotFoundError(name, tuple(entries))
+                raise ModelNotFoundError(name, tuple(entries), names="in the folder")
             return _Slot(entries[name]).status, True
         return await self._go_on(self._unload(slot, grace_s))
 

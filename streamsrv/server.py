@@ -255,6 +255,8 @@ def grpc_options(settings: Settings, num_models: int = 1) -> list[tuple[str, int
     return [
         ("grpc.max_receive_message_length", settings.max_message_mib << 20),
         ("grpc.max_concurrent_streams", num_streams),
+        # It would reset calls that a client sent before it knew that bound, or as others ended.
+        ("grpc.http.overload_protection", 0),
         ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share its calls
         ("grpc.keepalive_time_ms", 60_000),  # a peer that died is noticed after this and the next
         ("grpc.keepalive_timeout_ms", 20_000),

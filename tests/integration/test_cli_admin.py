@@ -44,7 +44,9 @@ def test_models_are_listed_loaded_and_unloaded_with_commands(
             listed = [json.loads(line) for line in said("admin", "list", "--json", *admin).splitlines()]
             states = [(model["name"], model["state"]) for model in listed]
             assert states == [("alpha", "UNLOADED"), ("bravo", "READY")]
-            assert "NOT_FOUND: no model 'nope' here; " in said("admin", "load", "nope", *admin, code=1)
+            assert "NOT_FOUND: no model 'nope' here; in the folder: " in said(
+                "admin", "load", "nope", *admin, code=1
+            )
             # Requests are answered there, and nothing else.
             assert "UNIMPLEMENTED" in said("admin", "list", "--server", address, code=1)
             process.send_signal(signal.SIGTERM)

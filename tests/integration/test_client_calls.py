@@ -6,7 +6,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -464,12 +463,14 @@ async def test_generate_prints_a_stream_that_broke_as_if_it_had_not_and_says_so_
 
 async def test_generate_that_is_interrupted_cancels_on_the_server() -> None:
     async with running(ScriptedEngine(WORDS, step_s=0.01), prompt_lookup=False) as server:
-        process = await asyncio.create_subprocess_exec(
-            *command(server.target, "--ignore-eos"),
-            stdout=asyncio.subprocess.PIPE,
-            # What a shell starts in the background ignores the signal, and so would its children.
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-        )
+        # What a shell starts in the background ignores the signal, and so would its children.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command(server.target, "--ignore-eos"), stdout=asyncio.subprocess.PIPE
+            )
+        finally:
+            signal.signal(signal.SIGINT, before)
         assert process.stdout is not None
         await process.stdout.read(10)
         process.send_signal(signal.SIGINT)

@@ -71,6 +71,19 @@ async def test_calls_beyond_a_connections_streams_wait_in_the_client_and_a_refus
         assert (await held_back.rest()).text == WORDS
 
 
+async def test_many_calls_at_once_on_a_new_connection_wait_for_their_turn_and_none_is_reset() -> None:
+    bounds = {"max_running": 2, "max_waiting": 20, "max_streams_per_connection": 22}
+    async with running(ScriptedEngine(WORDS, step_s=0.002), **bounds) as server:
+        for _ in range(10):
+            async with grpc.aio.insecure_channel(
+                server.target, options=[("grpc.use_local_subchannel_pool", 1)]
+            ) as connection:
+                stub = InferenceServiceStub(connection)
+                calls = [Call(stub.Generate(make_request("x", max_tokens=3))) for _ in range(100)]
+                outputs = await asyncio.gather(*(call.rest() for call in calls))
+                assert len(outputs) == 100
+
+
 async def test_by_default_a_refusal_reaches_its_client_on_a_connection_that_is_full_of_admitted_calls() -> (
     None
 ):

@@ -212,8 +212,8 @@ class Simulation:
     @staticmethod
     def _check_batch(step: Step) -> None:
         """See that parts that are known to be alike are laid out as any others."""
-        for field in fields(plain := form_batch(step.parts, step.batch.copies)):
-            ours, theirs = getattr(step.batch, field.name), getattr(plain, field.name)
+        for column in fields(plain := form_batch(step.parts, step.batch.copies)):
+            ours, theirs = getattr(step.batch, column.name), getattr(plain, column.name)
             assert np.array_equal(ours, theirs) if isinstance(ours, np.ndarray) else ours == theirs
             assert getattr(ours, "dtype", None) == getattr(theirs, "dtype", None)
 
