@@ -409,7 +409,7 @@ class Stream:
             replaced.wake()
         reader = Reader(self, position, on_change)
         self.reader = reader
-        self.log.on_change = reader.wake
+        self.log.on_change = on_change
         return reader
 
     def detach(self, reader: Reader) -> bool:

@@ -20,13 +20,10 @@ class Waker:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    async def wait(self) -> None:
-        """Wait for the next change."""
+    def wait(self) -> "asyncio.Future[None]":
+        """Begin to wait for the next change; the future, to be awaited at once, is done with it."""
         self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     async def pause(self, seconds: float) -> None:
         """Wait for a while, or for the next change."""

@@ -6,7 +6,7 @@ from streamsrv.waker import Waker
 async def test_a_wait_ends_with_the_next_change_and_only_with_one_after_it_began() -> None:
     waker = Waker()
     waker.wake()  # nobody waits: whoever waits looks first
-    waiting = asyncio.create_task(waker.wait())
+    waiting = asyncio.ensure_future(waker.wait())
     await asyncio.sleep(0)
     assert not waiting.done()
     waker.wake()
@@ -36,7 +36,7 @@ async def test_after_a_pause_that_was_cancelled_changes_wake() -> None:
     await asyncio.sleep(0)
     pausing.cancel()
     await asyncio.gather(pausing, return_exceptions=True)
-    waiting = asyncio.create_task(waker.wait())
+    waiting = asyncio.ensure_future(waker.wait())
     await asyncio.sleep(0)
     waker.wake()
     await waiting
