@@ -310,7 +310,7 @@ class Scheduler:
 
     def _park(self, sequence: Sequence) -> bool:
         """Let a sequence wait for one before it that is computing more of its beginning than can be found."""
-        if sequence.num_waits == _MOST_WAITS:
+        if sequence.num_waits == _MOST_WAITS or sequence.num_reusable < self._cache.least_gain:
             return False
         most, host = self._cache.least_gain - 1, None
         for other in self._running:
