@@ -178,7 +178,8 @@ class Settings(BaseSettings):
     max_step_tokens: int = Field(
         512,
         ge=1,
-        description="tokens computed in one step; more bring first tokens sooner, less is smoother for streams",
+        description="tokens computed in one step; more bring first tokens sooner, "
+        "less is smoother for streams",
     )
     prefix_cache: bool = Field(
         True, description="reuse what was computed for the same first tokens of another request"
