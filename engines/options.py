@@ -70,7 +70,7 @@ class EngineOptions:
     """Most tokens of one sequence; None is the model's own context length, which it can only lower."""
     max_batch: int = 64
     """Most sequences in one step. Engines that reserve a row of the cache for each plan by it."""
-    max_step_tokens: int = 512
+    max_step_tokens: int = 320
     """Most tokens in one step. Engines that are compiled for the sizes of steps plan by it."""
     num_contexts: int = 1
     """Contexts that will be made: memory is divided among them."""

@@ -176,10 +176,9 @@ class Settings(BaseSettings):
         128, ge=1, description="requests of one caller that may wait: an identity, else an address"
     )
     max_step_tokens: int = Field(
-        512,
+        320,
         ge=1,
-        description="tokens computed in one step; more bring first tokens sooner, "
-        "less is smoother for streams",
+        description="tokens computed in one step; more hold running streams up for longer",
     )
     prefix_cache: bool = Field(
         True, description="reuse what was computed for the same first tokens of another request"

@@ -80,7 +80,7 @@ def test_a_toml_file_can_name_a_model_elsewhere(path: Path) -> None:
         ("a b", "is not valid TOML"),
         ('listen = "127.0.0.1:1"', "unknown setting 'listen'"),
         ('model = "a.gguf"\nworkers = 0', "--workers"),
-        ('model = "a.gguf"\nmax_running = 700', "x.toml: --max-step-tokens is 512"),
+        ('model = "a.gguf"\nmax_running = 700', "x.toml: --max-step-tokens is 320"),
     ],
 )
 def test_a_wrong_file_of_settings_is_refused_with_the_reason(path: Path, text: str, said: str) -> None:

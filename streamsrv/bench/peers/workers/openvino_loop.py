@@ -5,7 +5,7 @@ import time
 from importlib.metadata import version
 from typing import Any
 
-_MAX_STEP_TOKENS = 512
+_MAX_STEP_TOKENS = 320
 """As many as ours."""
 _BLOCK_SIZE = 32
 """Cells in a block of the CPU plugin's cache."""
