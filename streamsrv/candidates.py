@@ -43,6 +43,11 @@ class Adjustment:
     """Tokens of the vocabulary, at most, that are allowed; None where nearly all are."""
 
 
+def temperatures_of(params: Seq[SamplingParams]) -> FloatArray:
+    """The temperatures of rows [R], none of them 0."""
+    return np.maximum(np.array([p.temperature for p in params], np.float32), LEAST_TEMPERATURE)
+
+
 class Beginnings:
     """The best tokens of each of R rows, by falling logit: K, or the first `counts` of K places.
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engines.api import FloatArray
-from streamsrv.candidates import LEAST_TEMPERATURE, UNDECIDED, Masses
+from streamsrv.candidates import UNDECIDED, Masses, temperatures_of
 from streamsrv.halves import in_halves
 from streamsrv.request import SamplingParams
 
@@ -69,15 +69,14 @@ def choose_compiled(
     if kernels is None or not logits.flags.c_contiguous:
         return token_ids
     plain = np.array([i for i, p in enumerate(params) if p.typical_p == 1], np.int64)
-    values = [(p.temperature, p.top_k, p.top_p, p.min_p) for p in params if p.typical_p == 1]
-    temperatures, top_k, top_p, min_p = np.array(values, np.float64).reshape(-1, 4).T
+    of_plain = [params[i] for i in plain.tolist()]
     chosen = np.empty(len(plain), np.int64)
     rows = (
         places[plain],
-        np.maximum(temperatures.astype(np.float32), LEAST_TEMPERATURE),
-        top_k.astype(np.int64),
-        top_p.copy(),
-        min_p.copy(),
+        temperatures_of(of_plain),
+        np.array([p.top_k for p in of_plain], np.int64),
+        np.array([p.top_p for p in of_plain], np.float64),
+        np.array([p.min_p for p in of_plain], np.float64),
         points[plain],
         chosen,
     )

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from engines.api import FloatArray
 from streamsrv.candidates import (
-    LEAST_TEMPERATURE,
     SLACK,
     UNDECIDED,
     Beginnings,
     Masses,
     masses,
+    temperatures_of,
 )
 from streamsrv.compiled_rows import NO_FINITE_MAXIMUM, choose_compiled
 from streamsrv.halves import in_halves
@@ -57,8 +57,7 @@ def choose_among_best(
 
     """
     token_ids = choose_compiled(logits, places, params, points, helpers)
-    temperatures = np.array([p.temperature for p in params], np.float32)
-    temperatures = np.maximum(temperatures, LEAST_TEMPERATURE)
+    temperatures = temperatures_of(params)
     for num_best in _NUMS_BEST:
         is_last = num_best == _NUMS_BEST[-1]
         is_open = (token_ids == UNDECIDED) & np.array([is_last or p.top_k <= num_best for p in params])

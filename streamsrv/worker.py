@@ -288,7 +288,7 @@ class Worker:
         self._set_state(WorkerState.READY)
         self._ready.set()
         taken: Taken | None = None
-        num_before, is_first = 0, False  # jobs when it stood still; whether this is the first step since then
+        num_before: int | None = None  # jobs when it stood still, until the first step since then
         while True:
             self._wake.clear()
             endings = self._settle(scheduler, taken)
@@ -301,7 +301,7 @@ class Worker:
                 if self._outputs:
                     raise EngineError(f"{len(self._outputs)} outputs wait for a step that never comes")
                 taken = None
-                num_before, is_first = self._num_submitted, True
+                num_before = self._num_submitted
                 await self._wake.wait()
                 await self._gather()
                 continue
@@ -309,8 +309,8 @@ class Worker:
             taken = await flight
             watch.end()
             self._num_steps += 1
-            if is_first:
-                self._comes_in_bursts, is_first = self._num_submitted > num_before + 1, False
+            if num_before is not None:
+                self._comes_in_bursts, num_before = self._num_submitted > num_before + 1, None
 
     async def _gather(self) -> None:
         """Wait for what comes together with what has come, if the last time several came."""

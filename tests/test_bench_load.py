@@ -378,30 +378,30 @@ async def test_of_several_loads_those_before_the_interruption_are_summed_up() ->
     ]
 
 
-async def test_an_interruption_before_a_request_has_ended_says_that_nothing_was_measured() -> None:
+@pytest.mark.parametrize(
+    ("flags", "num_running", "reason"),
+    [
+        (
+            ("--plot", "never.svg"),
+            8,
+            "not one of 8 requests came to its end; the load was stopped before",
+        ),
+        (("--warmup", "2"), 2, "the load was stopped before it began"),
+    ],
+    ids=["before a request has ended", "in the warm-up"],
+)
+async def test_an_interruption_before_anything_was_measured_says_so(
+    flags: tuple[str, ...], num_running: int, reason: str
+) -> None:
     async with running(ScriptedEngine(step_s=0.02)) as server:
-        process = await started("--server", server.target, "--max-tokens", "3000", "--plot", "never.svg")
-        await until(lambda: server.pool.num_running == 8)
+        process = await started("--server", server.target, "--max-tokens", "3000", *flags)
+        await until(lambda: server.pool.num_running == num_running)
         process.send_signal(signal.SIGINT)
         printed, errors = await process.communicate()
     assert (process.returncode, printed) == (130, b""), errors
     assert said(errors) == [
         STOPPING,
-        "streamsrv: interrupted; nothing of this load was measured: not one of 8 requests came to its end; "
-        "the load was stopped before",
-    ]
-
-
-async def test_an_interruption_in_the_warm_up_says_that_nothing_was_measured() -> None:
-    async with running(ScriptedEngine(step_s=0.02)) as server:
-        process = await started("--server", server.target, "--max-tokens", "3000", "--warmup", "2")
-        await until(lambda: server.pool.num_running == 2)
-        process.send_signal(signal.SIGINT)
-        printed, errors = await process.communicate()
-    assert (process.returncode, printed) == (130, b""), errors
-    assert said(errors) == [
-        STOPPING,
-        "streamsrv: interrupted; nothing of this load was measured: the load was stopped before it began",
+        f"streamsrv: interrupted; nothing of this load was measured: {reason}",
     ]
 
 

@@ -92,9 +92,17 @@ async def _line(process: asyncio.subprocess.Process, limit_s: float) -> str:
 async def _stop(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
+    await ended(process, _STOP_S)
+
+
+async def ended(process: asyncio.subprocess.Process, limit_s: float) -> None:
+    """Wait for a process that was told to end; kill it after the limit, or when nobody waits any more."""
     try:
-        async with asyncio.timeout(_STOP_S):
+        async with asyncio.timeout(limit_s):
             await process.wait()
     except TimeoutError:
         process.kill()
         await process.wait()
+    except asyncio.CancelledError:
+        process.kill()
+        raise

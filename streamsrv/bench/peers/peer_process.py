@@ -15,6 +15,7 @@ from typing import IO, Any
 from streamsrv.bench.errors import BenchError
 from streamsrv.bench.peers.environment import PeerEnvironment, last_line
 from streamsrv.bench.peers.figures import PeerStream
+from streamsrv.bench.processes import ended
 
 _MAX_LINE_BYTES = 1 << 24
 _START_S = 600.0
@@ -126,12 +127,4 @@ def _variables(num_threads: int) -> dict[str, str]:
 async def _stop(process: asyncio.subprocess.Process) -> None:
     assert process.stdin is not None
     process.stdin.close()
-    try:
-        async with asyncio.timeout(_STOP_S):
-            await process.wait()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-    except asyncio.CancelledError:
-        process.kill()
-        raise
+    await ended(process, _STOP_S)
